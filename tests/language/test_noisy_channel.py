@@ -2,6 +2,7 @@
 
 import itertools
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -9,12 +10,22 @@ from torch.nn import functional as F
 
 from vflsec.base.layout import PADDING
 from vflsec.base.seeds import make_rng
-from vflsec.language.noisy_channel import ColumnRatios, Mechanism, WordOrder, fit_channel
+from vflsec.language.noisy_channel import ColumnRatios, Mechanism, States, WordOrder, fit_channel
 from vflsec.language.text import START
+from vflsec.language.text_prior import WordShares, fit_forests
 from vflsec.language.transformer import Text
 from vflsec.language.word_privacy import CusText, SanText, find_sets
 
 SIZE, LENGTH = 3, 4
+
+
+def read(states, words, known, mechanism, columns=None):
+    """Return the words by the channel decoder, from the row ``known`` on, of states (n, T, k); others are known."""
+    columns = torch.zeros(len(words), 1) if columns is None else columns
+    of_known, shares = fit_forests(columns[:known].numpy(), words[:known].numpy(), {"all": columns.numpy()}, 0)
+    mask = words != PADDING
+    rows = States(states, mask, shares["all"]).select(torch.arange(known, len(words)))
+    return fit_channel(States(states[:known], mask[:known], of_known), words[:known], rows, mechanism)
 
 
 def make_order(size=SIZE):
@@ -73,19 +84,17 @@ def plant(epsilon, noise, rows=600, known=150):
     words = torch.cat([torch.full((rows, 1), START), 3 + (start + torch.arange(8)) % 12], dim=1)
     words[::4, 7:] = PADDING
     embeddings = torch.randn(15, 6, generator=rng).double()
-    read = words
+    drawn = words
     if epsilon:
         defense = SanText(1 / epsilon)
         defense.read_words(nn.Embedding.from_pretrained(embeddings), LENGTH)
-        read = defense.on_text(Text(words), rng=rng).words
-    states = embeddings[read] @ torch.randn(6, 10, generator=rng).double()
+        drawn = defense.on_text(Text(words), rng=rng).words
+    states = embeddings[drawn] @ torch.randn(6, 10, generator=rng).double()
     states = states + noise * torch.randn(states.shape, generator=rng).double()
     mask = words != PADDING
     states *= mask[..., None]
-    mechanism = Mechanism(embeddings, (defense,)) if epsilon else None
-    sent = states, mask, torch.zeros(rows, 0)
-    fitted = fit_channel([x[:known] for x in sent], words[:known], [x[known:] for x in sent], mechanism)
-    rates = [float((guess == words[known:])[mask[known:]].double().mean()) for guess in (fitted, read[known:])]
+    fitted = read(states, words, known, Mechanism(embeddings, (defense,)) if epsilon else None)
+    rates = [float((guess == words[known:])[mask[known:]].double().mean()) for guess in (fitted, drawn[known:])]
     return *rates, fitted, mask[known:]
 
 
@@ -114,11 +123,9 @@ def test_of_words_without_order_the_set_is_recovered_and_the_word_as_often_as_th
         text = defenses[-1].on_text(text, rng=rng)
         channel = channel @ torch.stack(list(defenses[-1].compute_shares(torch.arange(1, 16), embeddings)))
     states = embeddings[text.words] @ torch.randn(6, 10, generator=rng).double()
-    mask, known = words != PADDING, slice(300)
     states += 0.01 * torch.randn(states.shape, generator=rng).double()
-    sent = states, mask, torch.zeros(1500, 0)
-    fitted = fit_channel([x[known] for x in sent], words[known], sent, Mechanism(embeddings, (*defenses,)))
-    fitted, words = fitted[300:], words[300:]
+    fitted = read(states, words, 300, Mechanism(embeddings, (*defenses,)))
+    words = words[300:]
     best = float(channel.amax(dim=0).mean())
     assert 0.2 < best < 0.8
     assert float((fitted == words).double().mean()) == pytest.approx(best, abs=0.025)
@@ -134,11 +141,7 @@ def test_own_columns_are_weighed_beside_states_as_far_as_known_rows_say(informat
     words = torch.cat([1 + 2 * pair, torch.full_like(pair, 13)], dim=1) + torch.randint(2, (1200, 2), generator=rng)
     columns = F.one_hot((pair if informative else pair.roll(1, dims=0)).squeeze(1), 6).float()
     states = torch.randn(15, 8, generator=rng)[words] + 2 * torch.randn(1200, 2, 8, generator=rng)
-    mask, rates = words > PADDING, []
-    for beside in (columns, columns[:, :0]):
-        sent = states, mask, beside
-        read = fit_channel([x[:300] for x in sent], words[:300], [x[300:] for x in sent], None)
-        rates.append((read == words[300:]).double().mean(dim=0))
+    rates = [(read(states, words, 300, None, beside) == words[300:]).double().mean(dim=0) for beside in (columns, None)]
     assert rates[0][1] == pytest.approx(float(rates[1][1]), abs=0.02)  # columns say nothing of the second word
     if informative:
         assert rates[0][0] > rates[1][0] + 0.15
@@ -147,14 +150,43 @@ def test_own_columns_are_weighed_beside_states_as_far_as_known_rows_say(informat
         assert rates[0][0] == pytest.approx(float(rates[1][0]), abs=0.02)
 
 
-def test_the_ratio_by_own_columns_is_that_of_shares():
+def test_the_ratio_by_own_columns_is_that_of_shares_and_excludes_no_word():
     """Two groups of texts without a word in common, of 30 and 10 known rows, which the column tells."""
     words = torch.tensor([[0, 1]] * 30 + [[2, -1]] * 10)
-    columns = torch.tensor([[0.0]] * 30 + [[1.0]] * 10)
-    ratios = ColumnRatios(columns, words, WordOrder.fit(words, 4))(torch.tensor([[0.0], [1.0]]))
-    torch.testing.assert_close(ratios[:, 0], torch.tensor([[4 / 3, 1, 0, 1], [0, 1, 4, 1]]).double(), atol=1e-6, rtol=0)
+    columns = np.array([[0.0]] * 30 + [[1.0]] * 10)
+    of_known, shares = fit_forests(columns, words.numpy() + 1, {"new": np.array([[0.0], [1.0]])}, 0)
+    numbers = [torch.tensor([0, 2]), torch.tensor([1])]
+    by_columns = ColumnRatios(of_known, words, WordOrder.fit(words, 4), numbers)
+    trust = float(by_columns.trust[0])
+    right = (30 / (1 - trust + trust * 4 / 3) * 4 / 3 + 10 / (1 - trust + trust * 4) * 4) * trust
+    assert trust == pytest.approx(right / 41)
+    expected = 1 - trust + trust * torch.tensor([[4 / 3, 1, 0, 1], [0, 1, 4, 1]]).double()
+    ratios = by_columns(shares["new"])
+    torch.testing.assert_close(ratios[:, 0], expected**by_columns.power, atol=1e-6, rtol=0)
     torch.testing.assert_close(ratios[:, 1], torch.ones(2, 4).double())
-    assert ColumnRatios(columns[:4], words[:4], WordOrder.fit(words[:4], 4))(columns) == 1  # too few known rows
+    few = WordOrder.fit(words[:4], 4)
+    assert ColumnRatios(of_known.select(torch.arange(4)), words[:4], few, numbers)(shares["new"]) == 1
+
+
+@pytest.mark.parametrize("deviations", [1.5, 1000.0])
+def test_states_do_not_spoil_what_columns_tell_however_strong_noise_is(deviations):
+    """64 numbers of a state and 60 known rows: without a prior, noise looks like words."""
+    rng = make_rng(0, "noise")
+    words = torch.randint(1, 21, (1000, 4), generator=rng)
+    columns = words + 2.0 * torch.randn(words.shape, generator=rng)
+    states = torch.randn(21, 64, generator=rng)[words] + deviations * torch.randn(1000, 4, 64, generator=rng)
+    both = (read(states, words, 60, None, columns) == words[60:]).double().mean()
+    alone = (read(torch.ones(1000, 4, 1), words, 60, None, columns) == words[60:]).double().mean()
+    assert alone > 0.1  # of 20 words
+    assert both > alone + 0.5 if deviations < 2 else both > alone - 0.015
+
+
+def test_the_mean_of_releases_leaves_out_those_that_are_missing():
+    values = torch.randn(3, 2, 4, 5, generator=make_rng(0, "releases"))
+    values[1, :, 1:] = 0
+    mean = States(values, torch.ones(3, 2, dtype=torch.bool), WordShares([], [])).average().values
+    torch.testing.assert_close(mean[::2], values[::2].mean(dim=2))
+    torch.testing.assert_close(mean[1], values[1, :, 0])
 
 
 @pytest.mark.parametrize("epsilon", [None, 40.0])
@@ -163,15 +195,14 @@ def test_words_that_no_known_text_has_are_read_by_their_public_embeddings(epsilo
     rng = make_rng(0, "unseen")
     words, embeddings = torch.randint(1, 31, (500, 6), generator=rng), torch.randn(31, 8, generator=rng).double()
     words[:100] = words[:100].clamp_max(24)  # of known texts
-    read, replacing = words, ()
+    drawn, replacing = words, ()
     if epsilon:
         replacing = (SanText(1 / epsilon),)
         replacing[0].read_words(nn.Embedding.from_pretrained(embeddings), 6)
-        read = replacing[0].on_text(Text(words), rng=rng).words
-    states = embeddings[read] @ torch.randn(8, 12, generator=rng).double()
+        drawn = replacing[0].on_text(Text(words), rng=rng).words
+    states = embeddings[drawn] @ torch.randn(8, 12, generator=rng).double()
     states += 0.3 * torch.randn(states.shape, generator=rng).double()
-    sent = states, words > PADDING, torch.zeros(500, 0)
     for mechanism, least, most in ((Mechanism(embeddings, replacing), 0.8, 1.0), (None, 0.0, 0.0)):
-        fitted = fit_channel([x[:100] for x in sent], words[:100], [x[100:] for x in sent], mechanism)
+        fitted = read(states, words, 100, mechanism)
         unseen = words[100:] > 24
         assert least <= (fitted == words[100:])[unseen].double().mean() <= most

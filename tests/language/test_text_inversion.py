@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from sklearn.ensemble import ExtraTreesClassifier
 from torch.nn import functional as F
 
 import vflsec
@@ -19,11 +20,11 @@ from vflsec.data import frames
 from vflsec.data.bundle import make_table
 from vflsec.data.dataset import VerticalDataset
 from vflsec.data.partition import DataSpec
-from vflsec.language import text_inversion, text_prior
+from vflsec.language import text_inversion
 from vflsec.language.split_lm import SplitLM
 from vflsec.language.text import START, Tokenizer, make_text_table
 from vflsec.language.text_inversion import TextInversion
-from vflsec.language.text_prior import TextPrior, find_commonest, find_likeliest
+from vflsec.language.text_prior import TextPrior, WordShares, find_commonest, find_likeliest, fit_forests
 from vflsec.language.transformer import LowerModel
 from vflsec.results import metrics, statistics
 from vflsec.run.federation import build_federation
@@ -134,17 +135,18 @@ def test_much_noise_leaves_what_is_known_without_the_federation(monkeypatch):
 
 def test_all_known_rows_choose_the_decoder_where_a_fifth_of_them_often_errs(monkeypatch):
     """Decoders with 70, 70 and 76 % right words, in 60 draws."""
-    shares, calls, rng = {"linear": 0.7, "channel": 0.7, "transformer": 0.76}, [], torch.Generator().manual_seed(0)
+    skill, calls, rng = {"linear": 0.7, "channel": 0.7, "transformer": 0.76}, [], torch.Generator().manual_seed(0)
 
     def fit(kind, known, y, rows, *_):
-        right = torch.rand(rows.mask.shape, generator=rng) < shares[kind]
+        right = torch.rand(rows.mask.shape, generator=rng) < skill[kind]
         calls.append((len(rows.mask), float(right.double().mean()), kind))
-        return torch.where(right, rows.values[..., 0].long(), PADDING)
+        return torch.where(right, rows.values[..., 0, 0].long(), PADDING)
 
     monkeypatch.setattr(text_inversion, "_fit", fit)
     y = torch.randint(1, 9, (200, 5), generator=rng)
     view = View("active", "active", 5, {"train": torch.zeros(200, 1)}, None, torch.arange(200), y)
-    states, by_fold, by_all = text_inversion.States(y[..., None].double(), y != PADDING, torch.zeros(200, 0)), 0, 0
+    shares = WordShares([np.arange(1, 9)] * 5, [np.ones((200, 8), dtype=np.uint8)] * 5)
+    states, by_fold, by_all = text_inversion.States(y[..., None, None].double(), y != PADDING, shares), 0, 0
     for _ in range(60):
         calls.clear()
         TextInversion()._decode(states, view, states, (torch.zeros_like(y), torch.zeros_like(y)), rng)
@@ -190,21 +192,37 @@ def test_one_sentence_for_all_is_the_guess():
     assert (alone.scores["test"] == constant[0]).all()
 
 
-def test_weights_of_known_rows_give_the_prediction_of_the_forest(monkeypatch):
-    fitted = []
-
-    class Forest(text_prior.ExtraTreesRegressor):
-        def fit(self, x, y):
-            fitted.append((self, y))
-            return super().fit(x, y)
-
-    monkeypatch.setattr(text_prior, "ExtraTreesRegressor", Forest)
+def test_shares_are_those_of_a_forest_of_scikit_learn_and_of_known_rows_without_themselves():
     rng = np.random.default_rng(0)
-    known, x, y = rng.normal(size=(60, 3)), rng.normal(size=(40, 3)), rng.integers(9, size=(60, 5))
-    weights = text_prior.fit_forest(known, y, 0)(x)
-    ((forest, target),) = fitted
-    np.testing.assert_allclose(weights @ target, forest.predict(x), rtol=1e-9)
-    np.testing.assert_allclose(weights.sum(axis=1), 1)
+    known, x = rng.normal(size=(60, 3)), rng.normal(size=(40, 3))
+    y = np.stack([1 + np.digitize(known[:, 0], [-1, -0.3, 0.3, 1]), np.arange(1, 61)], axis=1)  # each of these once
+    of_known, shares = fit_forests(known, y, {"new": x, "again": known}, 0)
+    forest = ExtraTreesClassifier(50, max_features=1.0, bootstrap=True, oob_score=True, random_state=0)
+    for share, expected in (
+        (shares["new"].bytes[0], forest.fit(known, y[:, 0]).predict_proba(x)),
+        (of_known.bytes[0], forest.oob_decision_function_),
+    ):
+        assert np.abs(share / 255 - expected).max() < 0.003
+    itself = np.arange(60)
+    assert (of_known.bytes[1][itself, itself] == 0).all()
+    assert (shares["again"].bytes[1][itself, itself] > 100).all()
+
+
+def test_held_out_rows_choose_how_many_rows_a_leaf_has():
+    rng = np.random.default_rng(0)
+    x = rng.integers(40, size=(200, 1)).astype(float)
+    told, drawn = (1 + x).astype(int), 1 + (rng.random((200, 1)) < 0.2).astype(int)
+    (by_few, _), (by_many, _) = (fit_forests(x, y, {}, 0) for y in (told, drawn))
+    assert (by_few.guess() == told).mean() > 0.85  # leaves of five rows mix words
+    assert (by_many.guess() == 1).mean() > 0.9
+
+
+def test_alone_guesses_words_where_most_texts_have_ended():
+    y = np.array([[START, 5, 0, 0], [START, 5, 0, 0], [START, 6, 7, 0]])
+    for find in (find_commonest, find_likeliest):
+        assert find(y).tolist() == [START, 5, 7, 0]
+    _, shares = fit_forests(np.zeros((3, 1)), y, {"new": np.zeros((1, 1))}, 0)
+    assert shares["new"].guess().tolist() == [[START, 5, 7, 0]]
 
 
 def test_the_prior_reads_own_columns():
@@ -215,7 +233,8 @@ def test_the_prior_reads_own_columns():
     )
     features = {split: side[:, None].float() for split in view.features}
     alone = TextPrior()(dataclasses.replace(view, features=features, aux_labels=told), seed=0)
-    assert torch.equal(alone.scores["test"][:2].long(), told[:2])
+    words = alone.scores["test"][:2].long()
+    assert torch.equal(words[told[:2] != PADDING], told[:2][told[:2] != PADDING])
 
 
 def test_words_are_counted_without_padding_and_without_what_all_rows_have():
@@ -325,5 +344,5 @@ def test_words_of_a_large_vocabulary_are_those_of_a_small_one(monkeypatch):
     monkeypatch.setattr(text_inversion, "ROWS", 7)  # which divides no number of rows here
     mask = torch.from_numpy(y != PADDING)
     values = F.one_hot(torch.from_numpy(words), SIZE).float() * mask[..., None]
-    states = text_inversion.States(values, mask, torch.zeros(40, 0))
+    states = text_inversion.States(values, mask, WordShares([], []))
     assert torch.equal(text_inversion.fit_linear(states, torch.from_numpy(y), states), torch.from_numpy(y))

@@ -39,9 +39,7 @@ class Kernel(NamedTuple):
 
     def compute_similarity(self, x: Tensor, known: Tensor) -> Tensor:
         """Return the similarity (a, b) of rows ``x`` (a, k) and ``known`` (b, k)."""
-        if not self.nonlinear:
-            return x @ known.T
-        return torch.exp(-torch.cdist(x, known).square() / 2)
+        return torch.exp(-torch.cdist(x, known).square() / 2) if self.nonlinear else x @ known.T
 
     def times(self, x: Tensor, known: Tensor, coefficients: Tensor) -> Tensor:
         """Return ``between(x, known) @ coefficients`` (a, d), in chunks that bound the memory."""

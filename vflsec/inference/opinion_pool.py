@@ -132,6 +132,7 @@ def fit_out_of_bag(
     share: float | Literal["sqrt"],
     weights: np.ndarray | None = None,
     trees: int | None = None,
+    leaf: int = BAGGED_LEAF,
 ) -> tuple[ExtraTreesRegressor, np.ndarray]:
     """Return randomized trees that regress ``y`` (n, k) on ``x``, and their out-of-bag predictions (n, k).
 
@@ -142,10 +143,11 @@ def fit_out_of_bag(
         share: of the columns among which each split is chosen, or ``sqrt`` for the square root of their number.
         weights: (n,) of the rows; None for equal ones.
         trees: their number; None for ``BAGGED_TREES``.
+        leaf: the fewest rows in a leaf of them.
     """
     forest = ExtraTreesRegressor(
         trees or BAGGED_TREES,
-        min_samples_leaf=BAGGED_LEAF,
+        min_samples_leaf=leaf,
         max_features=share,
         bootstrap=True,
         oob_score=True,

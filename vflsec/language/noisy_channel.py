@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
-from sklearn.model_selection import KFold
 from torch import Tensor
 from torch.nn import functional as F
 
 from vflsec.base.layout import PADDING
 from vflsec.core.knowledge import Knowledge
 from vflsec.core.method import Trained
-from vflsec.language.text_prior import FOLDS, Columns, fit_forest
+from vflsec.language.text_prior import FOLDS, WordShares
 from vflsec.language.word_privacy import WordPrivacy, WordReplacement
 
-COMPONENTS, WIDTH, ROUNDS, POWERS = 128, 256, 6, (0.0, 0.25, 0.5, 0.75, 1.0)
-"""Principal components of states, numbers that stand for a word without embeddings, rounds of EM, and powers of the
-ratios by columns."""
+COMPONENTS, WIDTH, ROUNDS, EVIDENCE, POWERS = 128, 256, 6, 30, (0.0, 0.25, 0.5, 0.75, 1.0)
+"""Principal components of states, numbers that stand for a word without embeddings, rounds of EM and of penalties, and
+powers of the ratios by columns."""
 
-ENTRIES, POOL, SAMPLE = 4 * 10**6, 2000, 6000
-"""The most numbers in a table that grows with rows, positions and words; rows for EM, and states for components."""
+ENTRIES, AT_ONCE, POOL, SAMPLE = 4 * 10**6, 10**6, 40_000, 6000
+"""The most numbers in a table that grows with positions and words, and in one of rows that are decoded at once; words
+of other rows for EM, and states for components."""
 
 
 class Mechanism(NamedTuple):
@@ -49,6 +48,38 @@ MECHANISM = Knowledge(
     sides=("active",),
     at_end=True,
 )
+
+
+class States(NamedTuple):
+    """Hidden states of rows: values (n, T, r, d) of r releases, where words are (n, T), and shares of words.
+
+    The shares are by own columns and by the length of the text, which the mask tells. Decoders read values
+    (n, T, k): releases side by side, which tells how the model changed, or their mean, which noise changes least.
+    """
+
+    values: Tensor
+    mask: Tensor
+    shares: WordShares
+
+    def select(self, rows: Tensor) -> States:
+        """Return those of some rows."""
+        return States(self.values[rows], self.mask[rows], self.shares.select(rows))
+
+    def thin(self, words: int) -> States:
+        """Return evenly spaced rows with about so many positions."""
+        n, length = self.mask.shape
+        return self.select(torch.linspace(0, n - 1, min(n, max(1, words // length))).long())
+
+    def join(self) -> States:
+        """Return those with releases side by side, (n, T, r·d)."""
+        return self._replace(values=self.values.flatten(2))
+
+    def average(self) -> States:
+        """Return those with the mean of releases, (n, T, d); one that is missing is zero."""
+        if self.values.shape[2] == 1:
+            return self.join()
+        times = self.values.any(dim=3).sum(dim=2).clamp_min(1)
+        return self._replace(values=self.values.sum(dim=2) / times[..., None])
 
 
 class WordOrder(NamedTuple):
@@ -150,33 +181,28 @@ class WordOrder(NamedTuple):
 class ColumnRatios:
     """How much likelier words are by the columns of the active party than by their position.
 
-    A forest on these columns weights known rows, which gives the share of each word at each position. On held-out known
-    rows, EM estimates how often these shares are right at a position. The ratio is raised to the power that fits these
-    rows best, since all words of a text depend on the same columns.
+    On held-out known rows, EM estimates how often shares by columns are right at a position. The ratio is raised to the
+    power that fits these rows best, since all words of a text depend on the same columns.
 
     Args:
-        columns: (m, c) of known rows; c may be 0.
+        shares: of words of m known rows by columns, each without the row.
         words: (m, T) of them by number, negative at padding.
         order: of the words.
+        numbers: of each position, (C,) those of the words that have shares, negative for others.
     """
 
-    def __init__(self, columns: Tensor, words: Tensor, order: WordOrder) -> None:
-        self.words, self.order, self.power = words, order, 0.0
-        if len(words) < FOLDS or not columns.shape[1]:
+    def __init__(self, shares: WordShares, words: Tensor, order: WordOrder, numbers: list[Tensor]) -> None:
+        self.order, self.numbers, self.power = order, numbers, 0.0
+        if len(words) < FOLDS:
             return
-        x, y, self.trust = columns.cpu().numpy(), words.numpy(), torch.ones(words.shape[1], 1, dtype=torch.double)
-        most = max(FOLDS, min(len(y), ENTRIES // order.shares.numel()))  # for memory
-        judging = np.linspace(0, len(y) - 1, most).astype(int)
-        weights, self.weigh, self.power = np.zeros((most, len(y))), fit_forest(x, y, 0), 1.0
-        for fit, out in KFold(FOLDS, shuffle=True, random_state=0).split(y):
-            rows = np.flatnonzero(np.isin(judging, out))
-            weights[np.ix_(rows, fit)] = fit_forest(x[fit], y[fit], 0)(x[judging[rows]])
+        most = max(FOLDS, min(len(words), ENTRIES // order.shares.numel()))  # for memory
+        judging = torch.linspace(0, len(words) - 1, most).long()
         used, at = words[judging] >= 0, words[judging].clamp_min(0)[..., None]
-        ratios = self._compare(weights)
+        ratios = self._compare(shares.select(judging))
         right = ratios.gather(2, at)[..., 0]
         trust = torch.full_like(right[0], 0.5)
-        for _ in range(50):
-            trust = (used * trust * right / (1 - trust + trust * right)).sum(dim=0) / used.sum(dim=0).clamp_min(1)
+        for _ in range(50):  # one more row, where they are wrong: they never exclude a word
+            trust = (used * trust * right / (1 - trust + trust * right)).sum(dim=0) / (used.sum(dim=0) + 1)
         self.trust = trust[:, None]
         prior = order.expect(torch.zeros_like(ratios).scatter(2, at, 1.0), used)
         fits = {
@@ -184,31 +210,30 @@ class ColumnRatios:
         }
         self.power = max(POWERS, key=lambda power: float(fits[power][used].clamp_min(1e-12).log().sum()))
 
-    def __call__(self, columns: Tensor) -> Tensor:
+    def __call__(self, shares: WordShares) -> Tensor:
         """Return the ratios (n, T, K), or a single 1 if known rows say that columns tell nothing."""
         if not self.power:
             return torch.ones((), dtype=torch.double)
-        return self._believe(self._compare(self.weigh(columns.cpu().numpy()))) ** self.power
+        return self._believe(self._compare(shares)) ** self.power
 
     def _believe(self, ratios: Tensor) -> Tensor:
         return 1 - self.trust + self.trust * ratios
 
-    def _compare(self, weights: Columns) -> Tensor:
-        """Return the share of each word by weights (n, m) of known rows over its share at the position."""
-        near = torch.from_numpy(weights)
-        shares = near.new_zeros(len(near), *self.order.shares.shape)
-        for t, words in enumerate(self.words.T):
-            shares[:, t].index_add_(1, words[words >= 0], near[:, words >= 0])
-        total = shares.sum(dim=2, keepdim=True)
-        return torch.where((self.order.shares > 0) & (total > 0), shares / total / self.order.shares, 1.0)
+    def _compare(self, shares: WordShares) -> Tensor:
+        """Return the share of each word over its share at the position."""
+        table = self.order.shares.new_zeros(len(shares.bytes[0]), *self.order.shares.shape)
+        for t, (numbers, values) in enumerate(zip(self.numbers, shares.bytes, strict=True)):
+            table[:, t, numbers[numbers >= 0]] = torch.from_numpy(values[:, (numbers >= 0).numpy()]).double()
+        total = table.sum(dim=2, keepdim=True)
+        return torch.where((self.order.shares > 0) & (total > 0), table / total / self.order.shares, 1.0)
 
 
 def fit_channel(
-    known: Sequence[Tensor],
+    known: States,
     y: Tensor,
-    rows: Sequence[Tensor],
+    rows: States,
     mechanism: Mechanism | None,
-    others: Sequence[Tensor] | None = None,
+    others: States | None = None,
 ) -> Tensor:
     """Return the words (n, T) of ``rows`` that are likeliest by their states and by the other words of their text.
 
@@ -218,17 +243,17 @@ def fit_channel(
     on known and other rows.
 
     Args:
-        known: states (m, T, k) of known rows, where words are (m, T), and own columns (m, c).
+        known: m rows whose words are known, with shares by trees without the row.
         y: (m, T) their words.
-        rows: states (n, T, k) of others, where words are, and own columns.
+        rows: n others.
         mechanism: the defense of words, or a public head, if there is one.
         others: rows for EM in place of ``rows``, if these are few.
     """
-    vocabulary, numbers = y[known[1]].unique(return_inverse=True)  # type: ignore[no-untyped-call]
+    vocabulary, numbers = y[known.mask].unique(return_inverse=True)  # type: ignore[no-untyped-call]
     if mechanism and len(mechanism.embeddings) ** 2 <= ENTRIES:
         vocabulary = torch.arange(PADDING + 1, len(mechanism.embeddings))  # also words that no known row has
-        numbers = y[known[1]] - PADDING - 1
-    known_words = torch.full(y.shape, -1).masked_scatter(known[1], numbers)
+        numbers = y[known.mask] - PADDING - 1
+    words = torch.full(y.shape, -1).masked_scatter(known.mask, numbers)
     size, rng = len(vocabulary), torch.Generator().manual_seed(0)
     channel = None
     if mechanism is None:
@@ -238,11 +263,12 @@ def fit_channel(
         embeddings = mechanism.embeddings.cpu().double()
         table = embeddings[PADDING + 1 :] if mechanism.replacing else embeddings[vocabulary]
         for defense in mechanism.replacing:  # (K, V), of one after the other
-            words = vocabulary if channel is None else torch.arange(len(table)) + PADDING + 1
-            shares = torch.stack(list(defense.compute_shares(words, embeddings)))
+            replaced = vocabulary if channel is None else torch.arange(len(table)) + PADDING + 1
+            shares = torch.stack(list(defense.compute_shares(replaced, embeddings)))
             channel = shares if channel is None else channel @ shares
-    order = WordOrder.fit(known_words, size)
-    by_columns = ColumnRatios(known[2], known_words, order)
+    order, index = WordOrder.fit(words, size), {int(word): k for k, word in enumerate(vocabulary)}
+    of_place = [torch.tensor([index.get(int(word), -1) for word in w]) for w in known.shares.words]
+    by_columns = ColumnRatios(known.shares, words, order, of_place)
 
     def to_words(likely: Tensor, ratios: Tensor) -> Tensor:
         return ratios * (likely if channel is None else likely @ channel.T)
@@ -251,28 +277,30 @@ def fit_channel(
         return shares if channel is None else shares @ channel
 
     pool = rows if others is None else others
-    pool = [values[torch.linspace(0, len(values) - 1, min(len(values), POOL)).long()] for values in pool]
-    states, mask, columns = (torch.cat(both) for both in zip(known, pool, strict=True))
-    labels, project = F.pad(known_words, (0, 0, 0, len(pool[0])), value=-1), _find_components(states, mask)
-    x, sums = project(states), _Moments(mask.shape[1], COMPONENTS, table)
-    is_word = known_words >= 0
-    exact = F.one_hot(known_words.clamp_min(0), size).double()
-    sums.add(x[: len(known[1])], to_read(exact), is_word.double())
-    n = max(1, ENTRIES // (mask.shape[1] * len(table)))  # rows at once
+    pool = pool.thin(POOL)
+    project = _find_components(*(torch.cat(both) for both in zip(known[:2], pool[:2], strict=True)))
+    known, pool = (group._replace(values=project(group.values)) for group in (known, pool))
+    sums = _Moments(y.shape[1], COMPONENTS, table)
+    exact, is_word = to_read(F.one_hot(words.clamp_min(0), size).double()), (words >= 0).double()
+    sums.add(known.values, exact, is_word)
+    n = max(1, AT_ONCE // (y.shape[1] * len(table)))  # rows at once
     for _ in range(ROUNDS):
-        score, sums = sums.fit(), _Moments(mask.shape[1], COMPONENTS, table)
-        parts = (values.split(n) for values in (x, mask, labels, columns))  # type: ignore[no-untyped-call]
-        for part, used, label, beside in zip(*parts, strict=True):
-            likely, ratios = score(part), by_columns(beside)  # (n, T, V), (n, T, K)
-            expected = order.expect(to_words(likely, ratios), used) * ratios
-            expected[label >= 0] = F.one_hot(label[label >= 0], size).double()
-            shares = F.normalize(likely * to_read(expected), p=1, dim=2)
-            sums.add(part, shares, shares.amax(dim=2).square() * used)
-    score, words = sums.fit(), []
-    for values, used, beside in zip(*(x.split(n) for x in rows), strict=True):  # type: ignore[no-untyped-call]
-        likely = to_words(score(project(values)), by_columns(beside))
-        words.append((order.expect(likely, used) * likely).argmax(dim=2))
-    return torch.where(rows[1], vocabulary[torch.cat(words)], PADDING)
+        score, sums = sums.fit(shrinks=channel is None), _Moments(y.shape[1], COMPONENTS, table)
+        sums.add(known.values, F.normalize(score(known.values) * exact, p=1, dim=2), is_word)
+        for part in _split(pool, n):
+            likely, ratios = score(part.values), by_columns(part.shares)  # (n, T, V), (n, T, K)
+            expected = to_read(order.expect(to_words(likely, ratios), part.mask) * ratios)
+            shares = F.normalize(likely * expected, p=1, dim=2)
+            sums.add(part.values, shares, shares.amax(dim=2).square() * part.mask)
+    score, guess = sums.fit(shrinks=channel is None), []
+    for part in _split(rows, n):
+        likely = to_words(score(project(part.values)), by_columns(part.shares))
+        guess.append((order.expect(likely, part.mask) * likely).argmax(dim=2))
+    return torch.where(rows.mask, vocabulary[torch.cat(guess)], PADDING)
+
+
+def _split(states: States, n: int) -> Iterator[States]:
+    yield from map(states.select, torch.arange(len(states.mask)).split(n))  # type: ignore[no-untyped-call]
 
 
 def _find_components(values: Tensor, mask: Tensor) -> Callable[[Tensor], Tensor]:
@@ -326,11 +354,31 @@ class _Moments:
         self.counts += (w * shares[used]).sum(dim=0)
         self.total = self.total + w.sum()
 
-    def fit(self) -> _Gaussians:
-        """Return the Gaussians of largest likelihood, with a covariance that can be inverted."""
+    def fit(self, *, shrinks: bool) -> _Gaussians:
+        """Return the Gaussians of largest likelihood, with a covariance that can be inverted.
+
+        Args:
+            shrinks: whether coefficients have a Gaussian prior, whose variance for each number of a state is that of
+                the largest evidence (MacKay 1992, "Bayesian interpolation"). Few known rows make noise look like
+                words without it; with words that a defense replaces it can find a maximum where none are told apart.
+        """
         width, inputs = self.table.shape[1], self.inputs.clone()
         inputs[:width, :width] = self.table.T @ (self.counts[:, None] * self.table)  # of words, not of their means
-        line = torch.linalg.solve(inputs + torch.eye(len(inputs), dtype=torch.double), self.both)
+        places, by_place = inputs.diagonal()[width:].clamp_min(1e-9), self.both[width:]
+        across = inputs[:width, width:] / places  # what positions explain is left out of words and of states
+        values, axes = torch.linalg.eigh(inputs[:width, :width] - across @ inputs[width:, :width])
+        values = values.clamp_min(0)[:, None]
+        along = axes.T @ (self.both[:width] - across @ by_place)
+        rest = self.states.diagonal() - (by_place.square() / places[:, None]).sum(dim=0)
+        penalty = torch.ones_like(rest)
+        for _ in range(EVIDENCE * shrinks):
+            line = along / (values + penalty)
+            fitted = (values / (values + penalty)).sum(dim=0)  # degrees of freedom
+            noise = (rest - 2 * (line * along).sum(dim=0) + (values * line.square()).sum(dim=0)).clamp_min(1e-12)
+            noise = noise / (self.total - fitted).clamp_min(1)
+            penalty = (noise * fitted / line.square().sum(dim=0).clamp_min(1e-12)).clamp(1e-6, 1e9)
+        line = axes @ (along / (values + penalty))
+        line = torch.cat([line, (by_place - inputs[width:, :width] @ line) / places[:, None]])
         shared = line.T @ self.both
         covariance = (self.states - shared - shared.T + line.T @ inputs @ line) / self.total
         least = 0.02 * covariance.diagonal().mean().clamp_min(1e-12)

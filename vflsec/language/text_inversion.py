@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +15,9 @@ from vflsec.core.attack import Attack
 from vflsec.core.message import Kind
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.releases import read_last_values, read_releases
-from vflsec.language.noisy_channel import MECHANISM, Mechanism, fit_channel
+from vflsec.language.noisy_channel import MECHANISM, Mechanism, States, fit_channel
 from vflsec.language.public_head import HEAD, find_centers, fit_head
-from vflsec.language.text_prior import TextPrior, guess_alone
+from vflsec.language.text_prior import TextPrior, fit_forests, guess_alone
 from vflsec.language.transformer import Blocks, split_positions
 from vflsec.nn.stacked import draw_batches
 
@@ -27,26 +27,11 @@ PENALTIES = (1e-3, 1e-1, 1e1, 1e3)
 FOLDS, SURE, PERFECT = 5, 2.0, 0.995
 """Folds of known rows, the standard errors by which a decoder is too bad for more of them, and the best share."""
 
-ROWS, POOL = 256, 400
-"""The most rows that are decoded at once, and that stand for all of them in a fold of known rows."""
+ROWS, POOL = 256, 10_000
+"""The most rows that are decoded at once, and the words that stand for all of them in a fold of known rows."""
 
 HIDDEN, HEADS, BLOCKS, EPOCHS, BATCH, RATE = 64, 4, 2, 60, 32, 2e-3
 """Of the decoder that is a transformer."""
-
-
-class States(NamedTuple):
-    """Hidden states of rows: values (n, T, r·d) of r releases side by side, where words are, and own columns (n, c).
-
-    The last column is the length of the text, which the mask tells.
-    """
-
-    values: Tensor
-    mask: Tensor
-    columns: Tensor
-
-    def select(self, rows: Tensor) -> States:
-        """Return those of some rows."""
-        return States(self.values[rows], self.mask[rows], self.columns[rows])
 
 
 class TextInversion(Attack):
@@ -55,11 +40,12 @@ class TextInversion(Attack):
     The linear decoder is a ridge regression of one-hot words on the states of a position. The second is a small
     transformer on the principal components of the states of all positions, so that it also learns which words follow
     which. The third knows the defense of words, if there is one, or a public head, and finds the likeliest words by
-    their states, by the order of words in known rows, and by own columns. The fourth knows the head before training,
-    where it is public, and finds the words that give such states. Folds of known rows choose between them and the guess
-    without the federation; what is clearly worse on the first ones is not fitted to others. For training rows the
-    states of all releases stand side by side, since noise is drawn anew and each epoch has another model; a test row
-    has one release, at prediction, and a decoder of its own.
+    their states, by the order of words in known rows, by own columns and by the length of the text. The fourth knows
+    the head before training, where it is public, and finds the words that give such states. Folds of known rows choose
+    between them and the guess without the federation; what is clearly worse on the first ones is not fitted to others.
+    A training row has a release in each epoch. The first and the fourth read all side by side, since each epoch has
+    another model, the others their mean, since noise is drawn anew. A test row has one release, at prediction, and a
+    decoder of its own.
 
     Source: Chen et al. 2024 (BiSR), arXiv 2409.00960: learned inversion, its first stage, and matching, its second.
 
@@ -72,7 +58,7 @@ class TextInversion(Attack):
     name = "text-inversion"
     side = "active"
     target = "text"
-    version = 7
+    version = 8
     needs = frozenset({Need.FEATURES, Need.EMBEDDINGS, Need.AUX_LABELS})
     wants = frozenset({MECHANISM, HEAD})
     reference = "Chen et al. 2024 (BiSR), arXiv 2409.00960; linear and channel decoders: this project"
@@ -85,13 +71,12 @@ class TextInversion(Attack):
     )
     verified = "exact recovery from a head of frozen random weights; figures of the source: unverified"
     costs = (
-        "a ridge regression of a few hundred columns, six passes over all words by the forward-backward algorithm, and "
-        "a few hundred steps of a small transformer"
+        "a ridge regression of a few hundred columns, two forests for each position, six passes over all words by the "
+        "forward-backward algorithm, and a few hundred steps of a small transformer"
     )
     fails = (
-        "with noise far larger than the states, and on words that no known row has unless a head or embeddings are "
-        "public; own columns are read by the channel decoder alone, with one forest for all positions, and likelihoods "
-        "of states are too sure under strong noise"
+        "with noise far larger than the mean of all releases, and on words that no known row has unless a head or "
+        "embeddings are public; own columns are read by the channel decoder alone"
     )
 
     def __init__(
@@ -122,22 +107,32 @@ class TextInversion(Attack):
                 f"expected hidden states of the {length} words of the longest text, side by side, got rows of "
                 f"{min(widths)} numbers: pad all texts to {length} positions before they are recorded"
             )
-        single = {}
-        for split, x in last.items():
-            mask = ((h := split_positions(x, length)) != 0).any(dim=2)
-            single[split] = States(h, mask, torch.cat([view.features[split], mask.sum(dim=1, keepdim=True)], dim=1))
-        lengths = single[known].mask[view.aux_rows], view.aux_labels != PADDING
+        values = {split: split_positions(x, length) for split, x in last.items()}
+        masks = {split: (h != 0).any(dim=2) for split, h in values.items()}
+        lengths = masks[known][view.aux_rows], view.aux_labels != PADDING
         if (wrong := lengths[0].any(dim=1) & (lengths[0] != lengths[1]).any(dim=1)).any():
             raise InsufficientView(
                 f"expected a state for each word and zeros behind them, got other places in {int(wrong.sum())} known "
                 f"texts: pad on the right, drop start tokens, multiply by the mask, or choose --method split-lm"
             )
-        every = {**single, known: single[known]._replace(values=_read_all(view, single[known].mask, self.releases))}
+        beside = {
+            split: torch.cat([view.features[split], mask.sum(dim=1, keepdim=True)], dim=1).cpu().numpy()
+            for split, mask in masks.items()
+        }
+        seed = int(torch.randint(2**31, (), generator=rng))
+        of_known, shares = fit_forests(
+            beside[known][view.aux_rows.cpu().numpy()], view.aux_labels.cpu().numpy(), beside, seed
+        )
         scores, rates = {}, {}
-        for split, rows in every.items():
-            fitted_to = (rows if split == known else single[known]).select(view.aux_rows)
-            alone = prior[split], held_out
-            guess, rates[f"right of known rows, {split}"] = self._decode(fitted_to, view, rows, alone, rng)
+        for split, mask in masks.items():
+            rows = States(values[split][:, :, None], mask, shares[split])
+            fitted_to = States(values[known][view.aux_rows][:, :, None], masks[known][view.aux_rows], of_known)
+            if split == known:
+                rows = rows._replace(values=_read_all(view, mask, self.releases))
+                fitted_to = fitted_to._replace(values=rows.values[view.aux_rows])
+            guess, rates[f"right of known rows, {split}"] = self._decode(
+                fitted_to, view, rows, (prior[split], held_out), rng
+            )
             scores[split] = guess.double()
         return Guess(scores, prior={split: prior[split] for split in scores}, budget=rates)
 
@@ -149,14 +144,14 @@ class TextInversion(Attack):
         every = ["linear", *(["head"] if HEAD.name in view.further else []), "channel", "transformer", "alone"]
         kinds = every if self.decoder is None else [self.decoder]
         best, right = kinds[0], dict.fromkeys(kinds, torch.zeros(0))
-        order, is_word = torch.randperm(len(y), generator=rng), y != PADDING
-        pool = torch.linspace(0, len(rows.mask) - 1, min(len(rows.mask), POOL)).long()
+        order, scored = torch.randperm(len(y), generator=rng), (y != PADDING) & (y != y[0]).any(dim=0)
+        pool = rows.thin(POOL)
         for out in order.tensor_split(min(FOLDS, len(y))) if len(y) > 1 else ():
             fit = order[~torch.isin(order, out)]
             for kind in kinds:
-                chosen = known.select(fit), y[fit], known.select(out), size, view, rng, rows.select(pool)
-                correct = ((alone[1][out] if kind == "alone" else _fit(kind, *chosen)) == y[out]) & is_word[out]
-                right[kind] = torch.cat([right[kind], correct.sum(dim=1) / is_word[out].sum(dim=1).clamp_min(1)])
+                chosen = known.select(fit), y[fit], known.select(out), size, view, rng, pool
+                correct = ((alone[1][out] if kind == "alone" else _fit(kind, *chosen)) == y[out]) & scored[out]
+                right[kind] = torch.cat([right[kind], correct.sum(dim=1) / scored[out].sum(dim=1).clamp_min(1)])
                 if right[kind].mean() > PERFECT:
                     kinds = [kind]
                     break
@@ -170,20 +165,24 @@ class TextInversion(Attack):
 
 
 def _read_all(view: View, mask: Tensor, most: int | None) -> Tensor:
-    """Return the states of training rows by each of their releases, or by the last few; zero where one is missing."""
+    """Return the states (n, T, r, d) of training rows by all releases or the last few; zero where one is missing."""
     releases = read_releases(view, Kind.EMBEDDING, split=view.aux_split, sender=view.victim)
     times = int(releases.epoch.max()) + 1
     values = split_positions(releases.values, mask.shape[1])  # (R, T, d)
     every = values.new_zeros(len(mask), times, *values.shape[1:])
     every[releases.rows, releases.epoch] = values
     chosen = every[:, -min(most or times, times) :]
-    return chosen.transpose(1, 2).flatten(2)
+    return chosen.transpose(1, 2)
 
 
 def _fit(
     kind: str, known: States, y: Tensor, rows: States, size: int, view: View, rng: torch.Generator, others: States
 ) -> Tensor:
     """Return the words (n, T) of ``rows`` by a decoder of V words, fitted to the words ``y`` of known rows."""
+    if kind in ("channel", "transformer"):
+        known, rows, others = known.average(), rows.average(), others.average()
+    else:
+        known, rows = known.join(), rows.join()
     if kind == "channel":
         mechanism = view.further.get(MECHANISM.name)
         if mechanism is None and HEAD.name in view.further:

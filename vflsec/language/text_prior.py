@@ -2,39 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.ensemble import ExtraTreesRegressor
 from sklearn.model_selection import KFold
 from torch import Tensor
 
 from vflsec.base.layout import PADDING
 from vflsec.core.attack import Attack
 from vflsec.core.view import Guess, Need, View
+from vflsec.inference.opinion_pool import fit_out_of_bag
 
 Words = NDArray[np.int64]
 """Words (n, T) by number."""
 
 Columns = NDArray[np.floating]
 
-GUESSES = ("commonest", "likeliest", "forest")
-TREES, LEAF, MOST, WIDTH, FOLDS, TINY = 100, 1, 64, 64, 5, 1e-12
-"""Of the forest: trees, the fewest known rows in a leaf, the most columns a node tries, and numbers that stand for a
-text; folds; a share of no word."""
-
-ROWS = 256
-"""Rows whose words are predicted at once, for memory."""
+TREES, LEAVES, MOST, FOLDS, TINY = 50, (1, 5), 64, 5, 1e-12
+"""Of a forest: trees, the fewest known rows in a leaf, the most columns a node tries; folds; a share of no word."""
 
 
 class TextPrior(Attack):
-    """The best of three guesses from known rows: the commonest word of each position, the likeliest sentence, a forest.
+    """The best of three guesses from known rows: the commonest word of each position, the likeliest sentence, forests.
 
-    The likeliest sentence is that of an n-gram model of two words, smoothed by the words of each position. The forest
-    predicts the word of each position from own columns. Cross-validation on the known rows chooses. It reads no message
-    and is *alone* beside every attack on text.
+    The likeliest sentence is that of an n-gram model of two words, smoothed by the words of each position. A forest for
+    each position predicts its word from own columns. Held-out known rows choose between the three. It reads no message
+    and is *alone* beside every attack on text. It has a guess for each position, as if all texts were as long.
 
     Source: this project; n-grams as in Jurafsky and Martin, Speech and Language Processing, chapter 3.
 
@@ -43,7 +39,7 @@ class TextPrior(Attack):
     """
 
     name = "text-prior"
-    version = 3
+    version = 4
     baseline = True
     side = "either"
     target = "text"
@@ -51,7 +47,7 @@ class TextPrior(Attack):
     reference = "none: the baseline 'alone' of attacks on text"
     differs = ("No source describes it.",)
     verified = "sentences with one word for each position; the predictions of scikit-learn's forest"
-    costs = "counts of pairs of words, and a small forest"
+    costs = "counts of pairs of words, and two small forests for each position"
     fails = "if own columns say nothing of the text, and known rows have few words in common with the others"
 
     def __init__(self, *, victim: str | None = None) -> None:
@@ -67,29 +63,32 @@ class TextPrior(Attack):
 
 
 def guess_alone(view: View, rng: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
-    """Return words (n, T) for every split, and those (m, T) of known rows by the others of cross-validation."""
+    """Return words (n, T) for every split, and those (m, T) of known rows, each guessed without the row."""
     x = {split: columns.cpu().numpy() for split, columns in view.features.items()}
     known, y = x[view.aux_split][view.aux_rows.cpu().numpy()], view.aux_labels.cpu().numpy()
     seed = int(torch.randint(2**31, (), generator=rng))
-    held_out = {kind: np.empty_like(y) for kind in GUESSES}
-    for fit, out in KFold(min(FOLDS, len(y))).split(y) if len(y) > 1 else ():
-        for kind, guess in held_out.items():
-            guess[out] = _guess(kind, known[fit], y[fit], known[out], seed)
-    best = max(GUESSES, key=lambda kind: ((held_out[kind] == y) & (y != PADDING)).sum()) if len(y) > 1 else GUESSES[0]
-    words = {split: torch.from_numpy(_guess(best, known, y, rows, seed)).double() for split, rows in x.items()}
-    return words, torch.from_numpy(held_out[best])
+    folds = list(KFold(min(FOLDS, len(y))).split(y)) if len(y) > 1 else []
+    words, held_out = {}, {}
+    for kind, find in (("commonest", find_commonest), ("likeliest", find_likeliest)):
+        words[kind] = {split: np.tile(find(y), (len(rows), 1)) for split, rows in x.items()}
+        held_out[kind] = np.zeros_like(y)
+        for fit, out in folds:
+            held_out[kind][out] = find(y[fit])
+    if folds and known.shape[1]:
+        of_known, shares = fit_forests(known, y, x, seed)
+        words["forests"], held_out["forests"] = {split: s.guess() for split, s in shares.items()}, of_known.guess()
+    best = max(held_out, key=lambda kind: _count_right(held_out[kind], y))
+    guess = {split: torch.from_numpy(of_split).double() for split, of_split in words[best].items()}
+    return guess, torch.from_numpy(held_out[best])
 
 
-def _guess(kind: str, known: Columns, y: Words, x: Columns, seed: int) -> Words:
-    """Return the words of rows ``x`` by the words ``y`` of known rows."""
-    if kind == "forest":
-        return _ask_forest(known, y, x, seed)
-    return np.tile(find_likeliest(y) if kind == "likeliest" else find_commonest(y), (len(x), 1))
+def _count_right(guess: Words, y: Words) -> int:
+    return int(((guess == y) & (y != PADDING)).sum())
 
 
 def find_commonest(y: Words) -> Words:
     """Return the commonest word of each position (T,)."""
-    return np.array([np.bincount(words).argmax() for words in y.T])
+    return np.array([np.bincount(words[words != PADDING], minlength=1).argmax() for words in y.T])
 
 
 def find_likeliest(y: Words) -> Words:
@@ -99,6 +98,8 @@ def find_likeliest(y: Words) -> Words:
     pairs = np.zeros((size, size))
     np.add.at(pairs, (y[:, :-1].ravel(), y[:, 1:].ravel()), 1)
     shares = np.stack([np.bincount(words, minlength=size) for words in y.T]) / len(y)  # (T, V)
+    if words[0] == PADDING:  # a guess only where no known row has a word
+        pairs[:, 0], shares[:, 0] = 0, shares[:, 0] == 1
     total, before = np.log(shares[0] + TINY), []
     for share in shares[1:]:
         following = np.log((pairs + share) / (pairs.sum(axis=1, keepdims=True) + 1) + TINY) + total[:, None]
@@ -110,39 +111,53 @@ def find_likeliest(y: Words) -> Words:
     return np.asarray(words[sentence[::-1]])
 
 
-def fit_forest(known: Columns, y: Words, seed: int) -> Callable[[Columns], Columns]:
-    """Return what turns own columns (n, c) into weights (n, m) of known rows, by how often they share a leaf.
+class WordShares(NamedTuple):
+    """Shares of words at each position of n texts.
 
-    A forest predicts a random projection of one-hot words (m, T) of known rows: its prediction is the mean of known
-    rows with these weights.
+    Attributes:
+        words: (C,) of each of T positions, those that known rows have there, ascending.
+        bytes: (n, C) of each position, shares in 255ths, for memory.
     """
-    target, rng = np.zeros((len(y), WIDTH)), np.random.default_rng(seed)
-    for of_place in y.T:
-        words, numbers = np.unique(of_place, return_inverse=True)  # a vocabulary may be far larger
-        target += rng.normal(size=(len(words), WIDTH))[numbers]
-    forest = ExtraTreesRegressor(
-        TREES, min_samples_leaf=LEAF, max_features=min(known.shape[1], MOST), random_state=seed, n_jobs=1
-    ).fit(known, target)
-    leaves = forest.apply(known)
 
-    def weigh(x: Columns) -> Columns:
-        weights = np.zeros((len(x), len(known)))
-        for of_known, of_rows in zip(leaves.T, forest.apply(x).T, strict=True):
-            together = of_rows[:, None] == of_known
-            weights += together / together.sum(axis=1, keepdims=True)
-        return weights / TREES
+    words: list[Words]
+    bytes: list[NDArray[np.uint8]]
 
-    return weigh
+    def select(self, rows: Tensor) -> WordShares:
+        """Return those of some rows."""
+        return WordShares(self.words, [shares[rows.numpy()] for shares in self.bytes])
+
+    def guess(self) -> Words:
+        """Return the words (n, T) of the largest shares."""
+        return np.stack([w[s.argmax(axis=1)] for w, s in zip(self.words, self.bytes, strict=True)], axis=1)
 
 
-def _ask_forest(known: Columns, y: Words, x: Columns, seed: int) -> Words:
-    """Return the words (n, T) that known rows near by own columns have most."""
-    words = np.tile(find_commonest(y), (len(x), 1))
-    if known.shape[1]:
-        weigh = fit_forest(known, y, seed)
-        for rows in np.split(np.arange(len(x)), range(ROWS, len(x), ROWS)):
-            weights = weigh(x[rows])
-            for t, of_place in enumerate(y.T):
-                values, numbers = np.unique(of_place, return_inverse=True)
-                words[rows, t] = values[(weights @ np.eye(len(values))[numbers]).argmax(axis=1)]
-    return words
+def fit_forests(
+    known: Columns, y: Words, others: Mapping[str, Columns], seed: int
+) -> tuple[WordShares, dict[str, WordShares]]:
+    """Return the shares of words by a forest for each position, of known rows and of others.
+
+    Args:
+        known: (m, c) columns.
+        y: (m, T) words; what is not known to be one is ``PADDING``.
+        others: columns (n, c) of each split.
+        seed: of the forests.
+
+    Returns:
+        Those of known rows are by trees without the row.
+    """
+    words = [np.unique(of_place[of_place != PADDING]) for of_place in y.T]
+    words = [w if len(w) else np.array([PADDING]) for w in words]
+    tables, most = {"known": known, **others}, min(1.0, MOST / max(1, known.shape[1]))
+    fitted: list[dict[str, WordShares]] = []
+    for leaf in LEAVES:
+        fitted.append({name: WordShares(words, []) for name in tables})
+        for t, w in enumerate(words):
+            target = (y[:, t, None] == w).astype(float)
+            shares = {name: np.tile(target.mean(axis=0), (len(x), 1)) for name, x in tables.items()}
+            if len(w) > 1 and len(y) >= FOLDS:
+                forest, shares["known"] = fit_out_of_bag(known, target, seed, share=most, trees=TREES, leaf=leaf)
+                shares |= {name: forest.predict(x) for name, x in others.items()}
+            for name, values in shares.items():
+                fitted[-1][name].bytes.append((255 * values).round().astype(np.uint8))
+    best = max(fitted, key=lambda shares: _count_right(shares["known"].guess(), y))
+    return best.pop("known"), best

@@ -92,13 +92,16 @@ def find_scale(x: Scores) -> tuple[Scores, Scores]:
     and 95 % quantiles, but at least the median distance of the values that differ from the median: most rows of a rare
     category, or of a ReLU, have the same value. It is 0 for a constant.
     """
-    n, columns = len(x), np.ascontiguousarray(np.asarray(x).T)
-    ordered = np.sort(columns, axis=1).astype(float, copy=False)  # in the precision of x, which is faster
-    middle, cut = ordered[:, (n - 1) // 2], min(-int(-TAIL * n // 1), (n - 1) // 2)
-    away = np.sort(np.abs(ordered - middle[:, None]), axis=1)
-    equal = (away == 0).sum(axis=1)
-    typical = np.take_along_axis(away, np.minimum(equal + (n - equal - 1) // 2, n - 1)[:, None], axis=1)[:, 0]
-    return middle, np.maximum((ordered[:, n - 1 - cut] - ordered[:, cut]) / 3.29, typical)
+    n, scales = len(x), []
+    for part in np.array_split(np.asarray(x), 1 + np.size(x) // 2**22, axis=1):  # for memory
+        ordered = np.sort(np.ascontiguousarray(part.T), axis=1).astype(float, copy=False)  # in the precision of x
+        middle, cut = ordered[:, (n - 1) // 2], min(-int(-TAIL * n // 1), (n - 1) // 2)
+        away = np.sort(np.abs(ordered - middle[:, None]), axis=1)
+        equal = (away == 0).sum(axis=1)
+        typical = np.take_along_axis(away, np.minimum(equal + (n - equal - 1) // 2, n - 1)[:, None], axis=1)[:, 0]
+        scales.append((middle, np.maximum((ordered[:, n - 1 - cut] - ordered[:, cut]) / 3.29, typical)))
+    middles, widths = zip(*scales, strict=True)
+    return np.concatenate(middles), np.concatenate(widths)
 
 
 def remove_wild(values: Scores, truth: Scores) -> tuple[Scores, Scores]:
@@ -186,9 +189,7 @@ def is_possible(metric: str, value: float) -> bool:
     """Whether ``metric`` can have this value."""
     if metric in ("mse", "cross_entropy"):
         return value >= 0
-    if metric in VALUES:
-        return value <= (1 if metric == "r2" else 100)
-    return 0 <= value <= 1
+    return value <= (1 if metric == "r2" else 100) if metric in VALUES else 0 <= value <= 1
 
 
 def list_metrics(n_classes: int) -> tuple[str, ...]:

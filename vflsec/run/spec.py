@@ -515,6 +515,4 @@ def _teach(message: str) -> str:
         inner = [name for name, struct in TABLES.items() if named in struct.__struct_fields__] if not table else []
         way = f" Write {inner[0]}.{named}." if inner else suggest(named, known)
         return f"{message}.{way} Known: {', '.join(known)}"
-    if table == "method[...]":
-        return f"{message}: write method.NAME.OPTION, with the name of the method"
-    return message
+    return f"{message}: write method.NAME.OPTION, with the name of the method" if table == "method[...]" else message

@@ -341,9 +341,7 @@ def measure_spreads(method: Method, federation: Federation) -> dict[str, float]:
 def collapse(spread: Mapping[str, float | None]) -> str | None:
     """Return the error if a party's representation has collapsed."""
     collapsed = [name for name, value in spread.items() if not (value or 0.0) > COLLAPSED_SPREAD]
-    if not collapsed:
-        return None
-    return f"the representation of {', '.join(collapsed)} is the same for every test row"
+    return None if not collapsed else f"the representation of {', '.join(collapsed)} is the same for every test row"
 
 
 SHADOWS_VERSION = 1
