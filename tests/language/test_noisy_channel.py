@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from vflsec.base.layout import PADDING
 from vflsec.base.seeds import make_rng
 from vflsec.language import noisy_channel
-from vflsec.language.noisy_channel import ColumnRatios, Mechanism, States, WordOrder, fit_channel
+from vflsec.language.noisy_channel import ColumnRatios, Mechanism, States, WordOrder, fit_channel, weigh_releases
 from vflsec.language.text import START
 from vflsec.language.text_prior import WordShares, fit_forests
 from vflsec.language.transformer import Text
@@ -187,12 +187,25 @@ def test_a_prior_keeps_noisy_states_from_spoiling_what_columns_tell(deviations, 
     assert deviations < 2 or measure(states) < 0.5 * alone
 
 
-def test_the_mean_of_releases_leaves_out_those_that_are_missing():
+def test_the_mean_of_releases_is_weighted_and_leaves_out_those_that_are_missing():
     values = torch.randn(3, 2, 4, 5, generator=make_rng(0, "releases"))
     values[1, :, 1:] = 0
-    mean = States(values, torch.ones(3, 2, dtype=torch.bool), WordShares([], [])).average().values
-    torch.testing.assert_close(mean[::2], values[::2].mean(dim=2))
+    weights = torch.tensor([0.1, 0.2, 0.3, 0.4])
+    mean = States(values, torch.ones(3, 2, dtype=torch.bool), WordShares([], [])).average(weights).values
+    torch.testing.assert_close(mean[::2], (values[::2] * weights[:, None]).sum(dim=2))
     torch.testing.assert_close(mean[1], values[1, :, 0])
+
+
+def test_releases_weigh_as_much_as_their_signal_over_the_variance_of_their_noise():
+    rng, noise, size = make_rng(0, "epochs"), torch.tensor([1.0, 2.0, 8.0]), torch.tensor([1.0, 1.0, 4.0])
+    words, means = torch.randint(1, 11, (2000, 3), generator=rng), torch.randn(11, 3, 16, generator=rng)
+    values = means[words] * size[:, None] + noise[:, None] * torch.randn(2000, 3, 3, 16, generator=rng)
+    weights = weigh_releases(States(values, words > 0, WordShares([], [])), words)
+    deviation = means[1:].sub(means[1:].mean(dim=0)).square().mean(dim=(0, 2)).sqrt()
+    expected = deviation * size / noise.square()
+    torch.testing.assert_close(weights, expected / expected.sum(), rtol=0.05, atol=0)
+    nothing = weigh_releases(States(torch.zeros(2, 3, 4, 5), words[:2] > 0, WordShares([], [])), words[:2])
+    assert (nothing == 0.25).all()
 
 
 @pytest.mark.parametrize("epsilon", [None, 40.0])

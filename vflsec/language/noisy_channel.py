@@ -53,8 +53,8 @@ MECHANISM = Knowledge(
 class States(NamedTuple):
     """Hidden states of rows: values (n, T, r, d) of r releases, where words are (n, T), and shares of words.
 
-    The shares are by own columns and by the length of the text, which the mask tells. Decoders read values
-    (n, T, k): releases side by side, which tells how the model changed, or their mean, which noise changes least.
+    The shares are by own columns and by the length of the text, which the mask tells. Decoders read values (n, T, k):
+    releases side by side, which tells how the model changed, or their weighted mean, which noise changes least.
     """
 
     values: Tensor
@@ -74,12 +74,27 @@ class States(NamedTuple):
         """Return those with releases side by side, (n, T, r·d)."""
         return self._replace(values=self.values.flatten(2))
 
-    def average(self) -> States:
-        """Return those with the mean of releases, (n, T, d); one that is missing is zero."""
+    def average(self, weights: Tensor) -> States:
+        """Return those with the mean of releases by weights (r,), (n, T, d); one that is missing is zero."""
         if self.values.shape[2] == 1:
             return self.join()
-        times = self.values.any(dim=3).sum(dim=2).clamp_min(1)
-        return self._replace(values=self.values.sum(dim=2) / times[..., None])
+        total = (self.values.any(dim=3) * weights).sum(dim=2).clamp_min(1e-12)
+        return self._replace(values=(self.values * weights[:, None]).sum(dim=2) / total[..., None])
+
+
+def weigh_releases(known: States, y: Tensor) -> Tensor:
+    """Return the weights (r,) of releases that give their mean the least noise: the signal over the variance of noise.
+
+    Noise that follows the size of states grows while a model trains. The words ``y`` (m, T) of known rows tell both:
+    noise is what differs between states of one word, the signal the deviation of the means of words.
+    """
+    words, numbers = y[known.mask].unique(return_inverse=True)  # type: ignore[no-untyped-call]
+    x, counts = known.values[known.mask], torch.bincount(numbers)[:, None, None]
+    means = x.new_zeros(len(words), *x.shape[1:]).index_add_(0, numbers, x) / counts
+    within = (x - means[numbers]).square().sum(dim=(0, 2)) / max(1, len(x) - len(words))
+    between = (counts * (means - x.mean(dim=0)).square()).sum(dim=(0, 2)) - (len(words) - 1) * within
+    weights = (between.clamp_min(0) / len(x)).sqrt() / within.clamp_min(1e-12)
+    return weights / weights.sum() if weights.any() else torch.full_like(weights, 1 / len(weights))
 
 
 class WordOrder(NamedTuple):

@@ -15,7 +15,7 @@ from vflsec.core.attack import Attack
 from vflsec.core.message import Kind
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.releases import read_last_values, read_releases
-from vflsec.language.noisy_channel import MECHANISM, Mechanism, States, fit_channel
+from vflsec.language.noisy_channel import MECHANISM, Mechanism, States, fit_channel, weigh_releases
 from vflsec.language.public_head import HEAD, find_centers, fit_head
 from vflsec.language.text_prior import TextPrior, fit_forests, guess_alone
 from vflsec.language.transformer import Blocks, split_positions
@@ -44,8 +44,8 @@ class TextInversion(Attack):
     the head before training, where it is public, and finds the words that give such states. Folds of known rows choose
     between them and the guess without the federation; what is clearly worse on the first ones is not fitted to others.
     A training row has a release in each epoch. The first and the fourth read all side by side, since each epoch has
-    another model, the others their mean, since noise is drawn anew. A test row has one release, at prediction, and a
-    decoder of its own.
+    another model, the others their mean, since noise is drawn anew, weighted by signal and noise of each epoch. A test
+    row has one release, at prediction, and a decoder of its own.
 
     Source: Chen et al. 2024 (BiSR), arXiv 2409.00960: learned inversion, its first stage, and matching, its second.
 
@@ -58,7 +58,7 @@ class TextInversion(Attack):
     name = "text-inversion"
     side = "active"
     target = "text"
-    version = 8
+    version = 9
     needs = frozenset({Need.FEATURES, Need.EMBEDDINGS, Need.AUX_LABELS})
     wants = frozenset({MECHANISM, HEAD})
     reference = "Chen et al. 2024 (BiSR), arXiv 2409.00960; linear and channel decoders: this project"
@@ -76,7 +76,8 @@ class TextInversion(Attack):
     )
     fails = (
         "with noise far larger than the mean of all releases, and on words that no known row has unless a head or "
-        "embeddings are public; own columns are read by the channel decoder alone"
+        "embeddings are public; own columns are read by the channel decoder alone, and training texts that it has read "
+        "do not become known texts for the decoder of test rows"
     )
 
     def __init__(
@@ -180,7 +181,8 @@ def _fit(
 ) -> Tensor:
     """Return the words (n, T) of ``rows`` by a decoder of V words, fitted to the words ``y`` of known rows."""
     if kind in ("channel", "transformer"):
-        known, rows, others = known.average(), rows.average(), others.average()
+        weights = weigh_releases(known, y)
+        known, rows, others = (states.average(weights) for states in (known, rows, others))
     else:
         known, rows = known.join(), rows.join()
     if kind == "channel":
