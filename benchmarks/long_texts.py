@@ -62,7 +62,7 @@ def measure(rows: int, length: int) -> str:
         subprocess.run([sys.executable, __file__, "--make", name, f"{rows}x{length}"], check=True)  # noqa: S603
         began = time.process_time()
         report = vflsec.audit_system(
-            folder / "sent", str(folder / "notes.toml"), attack="text-inversion", aux={"n": KNOWN},
+            folder / "sent", str(folder / "notes.toml"), attack="text-inversion:decoder=linear", aux={"n": KNOWN},
             draws=1, out=folder / "out", progress=False,
         )  # fmt: skip
         seconds = time.process_time() - began
