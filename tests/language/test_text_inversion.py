@@ -20,7 +20,7 @@ from vflsec.data import frames
 from vflsec.data.bundle import make_table
 from vflsec.data.dataset import VerticalDataset
 from vflsec.data.partition import DataSpec
-from vflsec.language import text_inversion
+from vflsec.language import text_inversion, text_prior
 from vflsec.language.split_lm import SplitLM
 from vflsec.language.text import START, Tokenizer, make_text_table
 from vflsec.language.text_inversion import TextInversion
@@ -197,7 +197,7 @@ def test_shares_are_those_of_a_forest_of_scikit_learn_and_of_known_rows_without_
     known, x = rng.normal(size=(60, 3)), rng.normal(size=(40, 3))
     y = np.stack([1 + np.digitize(known[:, 0], [-1, -0.3, 0.3, 1]), np.arange(1, 61)], axis=1)  # each of these once
     of_known, shares = fit_forests(known, y, {"new": x, "again": known}, 0)
-    forest = ExtraTreesClassifier(50, max_features=1.0, bootstrap=True, oob_score=True, random_state=0)
+    forest = ExtraTreesClassifier(text_prior.TREES, max_features=1.0, bootstrap=True, oob_score=True, random_state=0)
     for share, expected in (
         (shares["new"].bytes[0], forest.fit(known, y[:, 0]).predict_proba(x)),
         (of_known.bytes[0], forest.oob_decision_function_),
