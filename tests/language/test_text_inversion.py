@@ -125,6 +125,18 @@ def test_noise_averages_out_over_releases():
     assert first == pytest.approx(one, abs=0.1)
 
 
+def test_training_texts_that_were_read_serve_as_known_ones_for_a_test_text(monkeypatch):
+    """Noise averages out of the releases of a training text, but a test text has a single one."""
+    view, words = make_view(noise=2.0, releases=15)
+    few = dataclasses.replace(view, aux_rows=torch.arange(30), aux_labels=words["train"][:30])
+    attack = TextInversion(decoder="channel")
+    guess = attack(few, seed=0)
+    monkeypatch.setattr(text_inversion, "_is_clearly_more", lambda *_: False)
+    by_known = attack(few, seed=0)
+    assert rate(guess, words) > 0.95
+    assert rate(guess, words, "test") > rate(by_known, words, "test") + 0.05
+
+
 def test_much_noise_leaves_what_is_known_without_the_federation(monkeypatch):
     monkeypatch.setattr(text_inversion, "EPOCHS", 5)
     view, words = make_view(noise=300.0)
@@ -137,21 +149,22 @@ def test_all_known_rows_choose_the_decoder_where_a_fifth_of_them_often_errs(monk
     """Decoders with 70, 70 and 76 % right words, in 60 draws."""
     skill, calls, rng = {"linear": 0.7, "channel": 0.7, "transformer": 0.76}, [], torch.Generator().manual_seed(0)
 
-    def fit(kind, known, y, rows, *_):
-        right = torch.rand(rows.mask.shape, generator=rng) < skill[kind]
-        calls.append((len(rows.mask), float(right.double().mean()), kind))
-        return torch.where(right, rows.values[..., 0, 0].long(), PADDING)
+    def fit(kind, texts, *_):
+        right = torch.rand(texts.rows.mask.shape, generator=rng) < skill[kind]
+        calls.append((float(right.double().mean()), kind))
+        return torch.where(right, texts.rows.values[..., 0, 0].long(), PADDING)
 
     monkeypatch.setattr(text_inversion, "_fit", fit)
     y = torch.randint(1, 9, (200, 5), generator=rng)
     view = View("active", "active", 5, {"train": torch.zeros(200, 1)}, None, torch.arange(200), y)
     shares = WordShares([np.arange(1, 9)] * 5, [np.ones((200, 8), dtype=np.uint8)] * 5)
     states, by_fold, by_all = text_inversion.States(y[..., None, None].double(), y != PADDING, shares), 0, 0
+    sources = dict.fromkeys(skill, text_inversion.Texts(states, y, states))
     for _ in range(60):
         calls.clear()
-        TextInversion()._decode(states, view, states, (torch.zeros_like(y), torch.zeros_like(y)), rng)
-        by_fold += max(calls[:3], key=lambda call: call[1])[2] != "transformer"
-        by_all += calls[-1] != (200, calls[-1][1], "transformer")
+        best, _ = text_inversion._choose(sources, view, torch.zeros_like(y), rng)
+        by_fold += max(calls[:3])[1] != "transformer"
+        by_all += best != "transformer"
     assert by_all <= 2 < 6 <= by_fold
 
 

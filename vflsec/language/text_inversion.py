@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterable, Mapping
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,11 +28,20 @@ PENALTIES = (1e-3, 1e-1, 1e1, 1e3)
 FOLDS, SURE, PERFECT = 5, 2.0, 0.995
 """Folds of known rows, the standard errors by which a decoder is too bad for more of them, and the best share."""
 
-ROWS, POOL = 256, 10_000
-"""The most rows that are decoded at once, and the words that stand for all of them in a fold of known rows."""
+ROWS, POOL, READ = 256, 10_000, 40_000
+"""The most rows that are decoded at once, the words that stand for all of them in a fold of known rows, and the words
+of training texts that were read."""
 
 HIDDEN, HEADS, BLOCKS, EPOCHS, BATCH, RATE = 64, 4, 2, 60, 32, 2e-3
 """Of the decoder that is a transformer."""
+
+
+class Texts(NamedTuple):
+    """What a decoder is fitted to and decodes: m known rows, their words (m, T), and n others."""
+
+    known: States
+    y: Tensor
+    rows: States
 
 
 class TextInversion(Attack):
@@ -45,7 +55,8 @@ class TextInversion(Attack):
     between them and the guess without the federation; what is clearly worse on the first ones is not fitted to others.
     A training row has a release in each epoch. The first and the fourth read all side by side, since each epoch has
     another model, the others their mean, since noise is drawn anew, weighted by signal and noise of each epoch. A test
-    row has one release, at prediction, and a decoder of its own.
+    row has one release, at prediction, and a decoder of its own. Where training rows are read clearly better, which
+    noise averages out of, the channel decoder of test rows is tried with the words that were read there as known ones.
 
     Source: Chen et al. 2024 (BiSR), arXiv 2409.00960: learned inversion, its first stage, and matching, its second.
 
@@ -58,7 +69,7 @@ class TextInversion(Attack):
     name = "text-inversion"
     side = "active"
     target = "text"
-    version = 9
+    version = 10
     needs = frozenset({Need.FEATURES, Need.EMBEDDINGS, Need.AUX_LABELS})
     wants = frozenset({MECHANISM, HEAD})
     reference = "Chen et al. 2024 (BiSR), arXiv 2409.00960; linear and channel decoders: this project"
@@ -76,8 +87,7 @@ class TextInversion(Attack):
     )
     fails = (
         "with noise far larger than the mean of all releases, and on words that no known row has unless a head or "
-        "embeddings are public; own columns are read by the channel decoder alone, and training texts that it has read "
-        "do not become known texts for the decoder of test rows"
+        "embeddings are public; own columns are read by the channel decoder alone"
     )
 
     def __init__(
@@ -121,48 +131,84 @@ class TextInversion(Attack):
             for split, mask in masks.items()
         }
         seed = int(torch.randint(2**31, (), generator=rng))
-        of_known, shares = fit_forests(
-            beside[known][view.aux_rows.cpu().numpy()], view.aux_labels.cpu().numpy(), beside, seed
-        )
-        scores, rates = {}, {}
-        for split, mask in masks.items():
-            rows = States(values[split][:, :, None], mask, shares[split])
-            fitted_to = States(values[known][view.aux_rows][:, :, None], masks[known][view.aux_rows], of_known)
-            if split == known:
-                rows = rows._replace(values=_read_all(view, mask, self.releases))
-                fitted_to = fitted_to._replace(values=rows.values[view.aux_rows])
-            guess, rates[f"right of known rows, {split}"] = self._decode(
-                fitted_to, view, rows, (prior[split], held_out), rng
-            )
-            scores[split] = guess.double()
-        return Guess(scores, prior={split: prior[split] for split in scores}, budget=rates)
 
-    def _decode(
-        self, known: States, view: View, rows: States, alone: tuple[Tensor, Tensor], rng: torch.Generator
-    ) -> tuple[Tensor, float]:
-        """Return the words (n, T) by what is best on folds of the known rows, and its share of right ones there."""
-        y, size = view.aux_labels, len(view.layout.vocabulary) if view.layout else 0
+        def gather(at: Tensor, y: Tensor, splits: Iterable[str]) -> dict[str, Texts]:
+            """Return what decoders of splits are fitted to, the last release of training rows with words ``y``."""
+            rest = {split: beside[split] for split in splits}
+            of_source, shares = fit_forests(beside[known][at.cpu().numpy()], y.cpu().numpy(), rest, seed)
+            source = States(values[known][at][:, :, None], masks[known][at], of_source)
+            return {k: Texts(source, y, States(values[k][:, :, None], masks[k], of_k)) for k, of_k in shares.items()}
+
+        texts, read = gather(view.aux_rows, view.aux_labels, masks), {}
+        rows = texts[known].rows._replace(values=_read_all(view, masks[known], self.releases))
+        source = texts[known].known._replace(values=rows.values[view.aux_rows])
+        texts[known] = Texts(source, view.aux_labels, rows)
         every = ["linear", *(["head"] if HEAD.name in view.further else []), "channel", "transformer", "alone"]
-        kinds = every if self.decoder is None else [self.decoder]
-        best, right = kinds[0], dict.fromkeys(kinds, torch.zeros(0))
-        order, scored = torch.randperm(len(y), generator=rng), (y != PADDING) & (y != y[0]).any(dim=0)
-        pool = rows.thin(POOL)
-        for out in order.tensor_split(min(FOLDS, len(y))) if len(y) > 1 else ():
-            fit = order[~torch.isin(order, out)]
-            for kind in kinds:
-                chosen = known.select(fit), y[fit], known.select(out), size, view, rng, pool
-                correct = ((alone[1][out] if kind == "alone" else _fit(kind, *chosen)) == y[out]) & scored[out]
-                right[kind] = torch.cat([right[kind], correct.sum(dim=1) / scored[out].sum(dim=1).clamp_min(1)])
-                if right[kind].mean() > PERFECT:
-                    kinds = [kind]
-                    break
-            best = max(kinds, key=lambda kind: float(right[kind].mean()))
-            gaps = {kind: right[best] - right[kind] for kind in kinds}  # of each text
-            kinds = [kind for kind, g in gaps.items() if len(g) < 2 or not g.mean() > SURE * g.std() / len(g) ** 0.5]
-            if len(kinds) == 1:
+        kinds, scores, rights = every if self.decoder is None else [self.decoder], {}, {}
+        for split in sorted(masks, key=lambda split: split != known):
+            sources = dict.fromkeys(kinds, texts[split])
+            best, right = _choose(sources, view, held_out, rng)
+            if "channel" in kinds and _is_clearly_more(rights.get(known, right), right):
+                read = read or gather(*_add_read(view, scores[known]), masks.keys() - {known})
+                sources = {best: texts[split], "read": read[split]}
+                best, right = _choose(sources, view, held_out, rng)
+            source, rights[split] = sources[best], right
+            words = prior[split] if best == "alone" else _fit(best, source, view, rng, source.rows)
+            scores[split] = torch.where(masks[split], words, PADDING)
+        return Guess(
+            {split: words.double() for split, words in scores.items()},
+            prior={split: prior[split] for split in scores},
+            budget={f"right of known rows, {split}": float(r.mean().nan_to_num()) for split, r in rights.items()},
+        )
+
+
+def _choose(sources: Mapping[str, Texts], view: View, alone: Tensor, rng: torch.Generator) -> tuple[str, Tensor]:
+    """Return the decoder that is best on folds of known rows, and its share of right words in each.
+
+    Args:
+        sources: of each decoder; the first rows are the known ones, others have words that were read.
+        view: of the adversary.
+        alone: words (m, T) of known rows that are guessed without the federation and without the row.
+        rng: for folds and decoders.
+    """
+    y, kinds = view.aux_labels, [*sources]
+    best, right = kinds[0], dict.fromkeys(kinds, torch.zeros(0))
+    order, scored = torch.randperm(len(y), generator=rng), (y != PADDING) & (y != y[0]).any(dim=0)
+    pools = {kind: source.rows.thin(POOL) for kind, source in sources.items()}
+    for out in order.tensor_split(min(FOLDS, len(y))) if len(y) > 1 else ():
+        for kind in kinds:
+            known, words, _ = sources[kind]
+            fit = torch.cat([order[~torch.isin(order, out)], torch.arange(len(y), len(words))])
+            texts = Texts(known.select(fit), words[fit], known.select(out))
+            guess = alone[out] if kind == "alone" else _fit(kind, texts, view, rng, pools[kind])
+            correct = (guess == y[out]) & scored[out]
+            right[kind] = torch.cat([right[kind], correct.sum(dim=1) / scored[out].sum(dim=1).clamp_min(1)])
+            if right[kind].mean() > PERFECT:
+                kinds = [kind]
                 break
-        words = alone[0] if best == "alone" else _fit(best, known, y, rows, size, view, rng, rows)
-        return torch.where(rows.mask, words, PADDING), float(right[best].mean().nan_to_num())
+        best = max(kinds, key=lambda kind: float(right[kind].mean()))
+        gaps = {kind: right[best] - right[kind] for kind in kinds}  # of each text
+        kinds = [kind for kind, g in gaps.items() if len(g) < 2 or not g.mean() > SURE * g.std() / len(g) ** 0.5]
+        if len(kinds) == 1:
+            break
+    return best, right[best]
+
+
+def _is_clearly_more(many: Tensor, few: Tensor) -> bool:
+    """Return whether the mean of ``many`` exceeds that of ``few`` by more than its standard error allows."""
+    if min(len(many), len(few)) < 2:
+        return False
+    error = (many.var() / len(many) + few.var() / len(few)).sqrt()
+    return bool(many.mean() - few.mean() > SURE * error)
+
+
+def _add_read(view: View, words: Tensor) -> tuple[Tensor, Tensor]:
+    """Return known training rows and then others, and their words: (k,), (k, T)."""
+    others = torch.arange(len(words))
+    others = others[~torch.isin(others, view.aux_rows)]
+    most = min(len(others), max(1, READ // words.shape[1]))
+    at = others[torch.linspace(0, len(others) - 1, most).long()]
+    return torch.cat([view.aux_rows, at]), torch.cat([view.aux_labels, words[at]])
 
 
 def _read_all(view: View, mask: Tensor, most: int | None) -> Tensor:
@@ -176,16 +222,15 @@ def _read_all(view: View, mask: Tensor, most: int | None) -> Tensor:
     return chosen.transpose(1, 2)
 
 
-def _fit(
-    kind: str, known: States, y: Tensor, rows: States, size: int, view: View, rng: torch.Generator, others: States
-) -> Tensor:
-    """Return the words (n, T) of ``rows`` by a decoder of V words, fitted to the words ``y`` of known rows."""
-    if kind in ("channel", "transformer"):
+def _fit(kind: str, texts: Texts, view: View, rng: torch.Generator, others: States) -> Tensor:
+    """Return the words (n, T) of rows by a decoder that is fitted to known rows, and to ``others`` without words."""
+    known, y, rows = texts
+    if kind in ("channel", "read", "transformer"):
         weights = weigh_releases(known, y)
         known, rows, others = (states.average(weights) for states in (known, rows, others))
     else:
         known, rows = known.join(), rows.join()
-    if kind == "channel":
+    if kind in ("channel", "read"):
         mechanism = view.further.get(MECHANISM.name)
         if mechanism is None and HEAD.name in view.further:
             centers = find_centers(view.further[HEAD.name][view.victim], rows.mask, rng)[1]
@@ -193,6 +238,7 @@ def _fit(
         return fit_channel(known, y, rows, mechanism, others)
     if kind == "head":
         return fit_head(known[:2], y, rows[:2], view.further[HEAD.name][view.victim], rng)
+    size = len(view.layout.vocabulary) if view.layout else 0
     return fit_linear(known, y, rows) if kind == "linear" else fit_transformer(known, y, rows, size, rng)
 
 
