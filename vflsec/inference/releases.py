@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import torch
+from scipy.linalg import eigh
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -325,7 +326,9 @@ def find_component(values: Tensor) -> Tensor:
 def _find_axis(values: Tensor) -> Tensor:
     """Return the principal axis (d,) of ``values`` (n, d), of length one."""
     wide = values.shape[1] > len(values)
-    axis: Tensor = torch.linalg.eigh(values @ values.T if wide else values.T @ values).eigenvectors[:, -1]
+    products = (values @ values.T if wide else values.T @ values).cpu().numpy()
+    last = len(products) - 1
+    axis = torch.from_numpy(eigh(products, subset_by_index=(last, last))[1][:, 0]).to(values)
     return F.normalize(axis @ values, dim=0) if wide else axis
 
 
