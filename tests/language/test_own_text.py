@@ -130,6 +130,7 @@ def test_a_bad_text_is_named_by_its_row(write, case):
     [
         ("\n".join([*LINES[:3], LINES[3][:-4], *LINES[4:]]), {}, "line 4: expected a JSON object"),
         ("", {}, "line 1: expected a JSON object"),
+        (make_lines().replace('"note": ', '"note": "", "note": ', 1), {}, "line 1: expected .*: a key occurs twice"),
         (make_lines().encode()[:-2] + b"\xff}", {}, "line 40: expected a JSON object"),
         (b"id,note\np1,\xff\n", {"suffix": "csv"}, "expected utf-8 text, got byte 0xff"),
         (make_lines(), {"text": "notes"}, "unknown column 'notes'. Did you mean note?"),

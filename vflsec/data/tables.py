@@ -2,6 +2,7 @@
 
 import codecs
 import csv
+import json
 import re
 import zlib
 from collections.abc import Callable, Collection
@@ -360,6 +361,8 @@ def _read_json_lines(path: Path) -> pd.DataFrame:
     for number, line in enumerate(content.split(b"\n"), start=1):
         try:
             rows.append(msgspec.json.decode(line, type=dict[str, str | int | float | bool | None]))
+            if len(json.loads(line, object_pairs_hook=list)) > len(rows[-1]):
+                raise msgspec.DecodeError("a key occurs twice")
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise DataError(
                 f"{path.name}, line {number}: expected a JSON object of texts and numbers: {clean(str(error))}; "
