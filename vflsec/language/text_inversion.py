@@ -82,8 +82,8 @@ class TextInversion(Attack):
     )
     verified = "exact recovery from a head of frozen random weights; figures of the source: unverified"
     costs = (
-        "a ridge regression of a few hundred columns, two forests for each position, six passes over all words by the "
-        "forward-backward algorithm, and a few hundred steps of a small transformer"
+        "a ridge regression of a few hundred columns, two to four forests for each position, six passes over all words "
+        "by the forward-backward algorithm, and a few hundred steps of a small transformer"
     )
     fails = (
         "with noise far larger than the mean of all releases, and on words that no known row has unless a head or "
