@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pandas as pd
 import pytest
 from click.testing import CliRunner
 
@@ -143,6 +144,13 @@ def test_a_bad_text_is_named_by_its_row(write, case):
 def test_a_bad_file_is_refused_in_a_line(write, content, options, expected):
     with pytest.raises(DataError, match=rf"^[^\n]*{expected}[^\n]*$"):
         load_toml(write(content, **options))
+
+
+def test_a_text_that_parquet_lacks_is_named_by_its_row(write, tmp_path):
+    toml = write("", suffix="parquet")
+    pd.DataFrame({"id": IDS, "note": [*TEXTS[:3], None, *TEXTS[4:]]}).to_parquet(tmp_path / "notes.parquet")
+    with pytest.raises(DataError, match=r"row 4: expected a text, got nothing"):
+        load_toml(toml)
 
 
 def test_texts_of_unknown_words_only_are_refused_in_a_line(write):

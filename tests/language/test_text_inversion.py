@@ -99,6 +99,55 @@ def test_states_that_are_not_those_of_the_words_are_refused(shift):
         TextInversion(decoder="linear").run(moved, rng=torch.Generator())
 
 
+def damage_test_rows(view, change):
+    """The view with other states (n, T, d) of test rows."""
+
+    def move(m):
+        changed = change(m.payload["value"].view(ROWS, LENGTH, HIDDEN).clone()).flatten(1)
+        return dataclasses.replace(m, payload={"value": changed}) if m.split == "test" else m
+
+    return dataclasses.replace(view, messages=tuple(map(move, view.messages)))
+
+
+DAMAGES = {
+    "a hole": (lambda x: x.index_fill(1, torch.tensor(1), 0), "got other places in 300 test texts"),
+    "padding in front": (lambda x: x.flip(1), "got other places in .* test texts"),
+    "no states": (lambda x: x.index_fill(0, torch.arange(9), 0), "got other places in 9 test texts"),
+    "another unit": (lambda x: 1e6 * x, r"about as large as those of known texts, got 1e\+06 times"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_states_of_test_rows_are_refused(damage):
+    """Else an audit would report next to no leak of them."""
+    change, expected = DAMAGES[damage]
+    with pytest.raises(InsufficientView, match=rf"^expected [^\n]*{expected}[^\n]*$"):
+        TextInversion(decoder="linear").run(damage_test_rows(make_view()[0], change), rng=torch.Generator())
+
+
+def test_a_last_phase_without_some_training_rows_is_refused():
+    view, _ = make_view()
+    value, rows = view.messages[0].payload["value"], torch.arange(10)
+    last = dataclasses.replace(view.messages[0], phase="predict", rows=rows, payload={"value": value[rows]})
+    partly = dataclasses.replace(view, messages=(*view.messages, last))
+    with pytest.raises(InsufficientView, match=r"^expected hidden states of all 300 train texts [^\n]* none of 290"):
+        TextInversion(decoder="linear").run(partly, rng=torch.Generator())
+
+
+@pytest.mark.parametrize("decoder", ["linear", "transformer", "channel"])
+@pytest.mark.parametrize("unit", [1e-12, 1e30])
+def test_the_unit_of_states_does_not_matter(decoder, unit, monkeypatch):
+    monkeypatch.setattr(text_inversion, "EPOCHS", 15)
+    view, words = make_view(noise=0.5)
+    scaled = tuple(dataclasses.replace(m, payload={"value": unit * m.payload["value"]}) for m in view.messages)
+    for split in ("train", "test"):
+        rates = [
+            rate(TextInversion(decoder=decoder)(each, seed=0), words, split)
+            for each in (view, dataclasses.replace(view, messages=scaled))
+        ]
+        assert rates[1] == pytest.approx(rates[0], abs=0.02)
+
+
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("known", [1, 2, 5])
 def test_few_known_texts_give_no_warning(known):

@@ -19,9 +19,9 @@ COMPONENTS, WIDTH, ROUNDS, EVIDENCE, POWERS = 128, 256, 6, 30, (0.0, 0.25, 0.5, 
 """Principal components of states, numbers that stand for a word without embeddings, rounds of EM and of penalties, and
 powers of the ratios by columns."""
 
-ENTRIES, AT_ONCE, POOL, SAMPLE = 4 * 10**6, 10**6, 40_000, 6000
+ENTRIES, AT_ONCE, POOL, SAMPLE, TINY = 4 * 10**6, 10**6, 40_000, 6000, 1e-200
 """The most numbers in a table that grows with positions and words, and in one of rows that are decoded at once; words
-of other rows for EM, and states for components."""
+of other rows for EM, and states for components; and the scale of states that are all the same."""
 
 
 class Mechanism(NamedTuple):
@@ -78,7 +78,7 @@ class States(NamedTuple):
         """Return those with the mean of releases by weights (r,), (n, T, d); one that is missing is zero."""
         if self.values.shape[2] == 1:
             return self.join()
-        total = (self.values.any(dim=3) * weights).sum(dim=2).clamp_min(1e-12)
+        total = (self.values.any(dim=3) * weights).sum(dim=2).clamp_min(1e-30)
         return self._replace(values=(self.values * weights[:, None]).sum(dim=2) / total[..., None])
 
 
@@ -89,12 +89,13 @@ def weigh_releases(known: States, y: Tensor) -> Tensor:
     noise is what differs between states of one word, the signal the deviation of the means of words.
     """
     words, numbers = y[known.mask].unique(return_inverse=True)  # type: ignore[no-untyped-call]
-    x, counts = known.values[known.mask], torch.bincount(numbers)[:, None, None]
+    x, counts = known.values[known.mask].double(), torch.bincount(numbers)[:, None, None]
     means = x.new_zeros(len(words), *x.shape[1:]).index_add_(0, numbers, x) / counts
     within = (x - means[numbers]).square().sum(dim=(0, 2)) / max(1, len(x) - len(words))
     between = (counts * (means - x.mean(dim=0)).square()).sum(dim=(0, 2)) - (len(words) - 1) * within
-    weights = (between.clamp_min(0) / len(x)).sqrt() / within.clamp_min(1e-12)
-    return weights / weights.sum() if weights.any() else torch.full_like(weights, 1 / len(weights))
+    weights = (between.clamp_min(0) / len(x)).sqrt() / within.clamp_min(1e-12 * x.square().mean(dim=(0, 2)) + TINY)
+    weights = weights / weights.sum() if weights.any() else torch.full_like(weights, 1 / len(weights))
+    return weights.to(known.values.dtype)
 
 
 class WordOrder(NamedTuple):
@@ -319,10 +320,14 @@ def _split(states: States, n: int) -> Iterator[States]:
 
 
 def _find_components(values: Tensor, mask: Tensor) -> Callable[[Tensor], Tensor]:
-    """Return what turns states (n, T, k) into principal components (n, T, COMPONENTS), zero beyond their rank."""
+    """Return what turns states (n, T, k) into principal components (n, T, COMPONENTS), zero beyond their rank.
+
+    They are in units of the deviation of states.
+    """
     used = mask.nonzero()[:: max(1, int(mask.sum()) // SAMPLE)]
     sample = values[used[:, 0], used[:, 1]].double()
     axes = torch.linalg.svd(sample - (center := sample.mean(dim=0)), full_matrices=False).Vh[:COMPONENTS].T
+    axes = axes / (sample - center).std().clamp_min(TINY)
     return lambda x: (x - center) @ F.pad(axes, (0, COMPONENTS - axes.shape[1]))
 
 

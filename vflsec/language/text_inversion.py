@@ -25,15 +25,16 @@ from vflsec.nn.stacked import draw_batches
 PENALTIES = (1e-3, 1e-1, 1e1, 1e3)
 """Of ridge regression, on standardized states."""
 
-FOLDS, SURE, PERFECT = 5, 2.0, 0.995
-"""Folds of known rows, the standard errors by which a decoder is too bad for more of them, and the best share."""
+FOLDS, SURE, PERFECT, FAR = 5, 2.0, 0.995, 1e4
+"""Folds of known rows, the standard errors by which a decoder is too bad for more of them, the best share, and how many
+times as large as those of known texts states may be."""
 
 ROWS, POOL, READ = 256, 10_000, 40_000
 """The most rows that are decoded at once, the words that stand for all of them in a fold of known rows, and the words
 of training texts that were read."""
 
-HIDDEN, HEADS, BLOCKS, EPOCHS, BATCH, RATE = 64, 4, 2, 60, 32, 2e-3
-"""Of the decoder that is a transformer."""
+HIDDEN, HEADS, BLOCKS, EPOCHS, BATCH, RATE, TINY = 64, 4, 2, 60, 32, 2e-3, 1e-300
+"""Of the decoder that is a transformer; and a scale of states that are all the same."""
 
 
 class Texts(NamedTuple):
@@ -87,7 +88,8 @@ class TextInversion(Attack):
     )
     fails = (
         "with noise far larger than the mean of all releases, and on words that no known row has unless a head or "
-        "embeddings are public; own columns are read by the channel decoder alone"
+        "embeddings are public; own columns are read by the channel decoder alone, and it weighs a word by its "
+        "neighbors: a model of all words of a text may read more"
     )
 
     def __init__(
@@ -120,12 +122,8 @@ class TextInversion(Attack):
             )
         values = {split: split_positions(x, length) for split, x in last.items()}
         masks = {split: (h != 0).any(dim=2) for split, h in values.items()}
-        lengths = masks[known][view.aux_rows], view.aux_labels != PADDING
-        if (wrong := lengths[0].any(dim=1) & (lengths[0] != lengths[1]).any(dim=1)).any():
-            raise InsufficientView(
-                f"expected a state for each word and zeros behind them, got other places in {int(wrong.sum())} known "
-                f"texts: pad on the right, drop start tokens, multiply by the mask, or choose --method split-lm"
-            )
+        every_release = _read_all(view, masks[known], self.releases)
+        _check_states(view, values, masks)
         beside = {
             split: torch.cat([view.features[split], mask.sum(dim=1, keepdim=True)], dim=1).cpu().numpy()
             for split, mask in masks.items()
@@ -140,7 +138,7 @@ class TextInversion(Attack):
             return {k: Texts(source, y, States(values[k][:, :, None], masks[k], of_k)) for k, of_k in shares.items()}
 
         texts, read = gather(view.aux_rows, view.aux_labels, masks), {}
-        rows = texts[known].rows._replace(values=_read_all(view, masks[known], self.releases))
+        rows = texts[known].rows._replace(values=every_release)
         source = texts[known].known._replace(values=rows.values[view.aux_rows])
         texts[known] = Texts(source, view.aux_labels, rows)
         every = ["linear", *(["head"] if HEAD.name in view.further else []), "channel", "transformer", "alone"]
@@ -194,6 +192,27 @@ def _choose(sources: Mapping[str, Texts], view: View, alone: Tensor, rng: torch.
     return best, right[best]
 
 
+def _check_states(view: View, values: Mapping[str, Tensor], masks: Mapping[str, Tensor]) -> None:
+    """Raise InsufficientView unless each text has a state for each word, then zeros, and of the size of known ones."""
+    known = masks[view.aux_split][view.aux_rows]
+    usual = values[view.aux_split][masks[view.aux_split]].double().square().mean()
+    for split, mask in masks.items():
+        wrong = ~mask[:, 0] | (mask[:, 1:] & ~mask[:, :-1]).any(dim=1)
+        if split == view.aux_split:
+            wrong[view.aux_rows] |= (known != (view.aux_labels != PADDING)).any(dim=1)
+        if wrong.any():
+            raise InsufficientView(
+                f"expected a state for each word and zeros behind them, got other places in {int(wrong.sum())} {split} "
+                f"texts: pad on the right, drop start tokens, multiply by the mask, or choose --method split-lm"
+            )
+        times = float((values[split][mask].double().square().mean() / usual).sqrt())
+        if not 1 / FAR < times < FAR:
+            raise InsufficientView(
+                f"expected states of {split} texts about as large as those of known texts, got {times:.1g} times as "
+                f"large: record both alike"
+            )
+
+
 def _is_clearly_more(many: Tensor, few: Tensor) -> bool:
     """Return whether the mean of ``many`` exceeds that of ``few`` by more than its standard error allows."""
     if min(len(many), len(few)) < 2:
@@ -214,6 +233,11 @@ def _add_read(view: View, words: Tensor) -> tuple[Tensor, Tensor]:
 def _read_all(view: View, mask: Tensor, most: int | None) -> Tensor:
     """Return the states (n, T, r, d) of training rows by all releases or the last few; zero where one is missing."""
     releases = read_releases(view, Kind.EMBEDDING, split=view.aux_split, sender=view.victim)
+    if missing := len(mask) - len(releases.rows.unique()):
+        raise InsufficientView(
+            f"expected hidden states of all {len(mask)} {view.aux_split} texts in the last phase that sends them, got "
+            f"none of {missing}: record these, or no part of that phase"
+        )
     times = int(releases.epoch.max()) + 1
     values = split_positions(releases.values, mask.shape[1])  # (R, T, d)
     every = values.new_zeros(len(mask), times, *values.shape[1:])
@@ -244,12 +268,13 @@ def _fit(kind: str, texts: Texts, view: View, rng: torch.Generator, others: Stat
 
 def fit_linear(known: States, y: Tensor, rows: States) -> Tensor:
     """Return the words (n, T) by ridge regression of one-hot words on states and positions, with the best penalty."""
-    shift, scale = known.values[known.mask].mean(dim=0), known.values[known.mask].std(dim=0).clamp_min(1e-6)
-    positions = torch.eye(known.mask.shape[1])
+    used = known.values[known.mask].double()
+    shift, scale, positions = used.mean(dim=0), used.std(dim=0), torch.eye(known.mask.shape[1])
+    scale = scale.clamp_min(1e-6 * scale.max() + TINY)
 
     def to_inputs(states: States) -> Tensor:
         place = positions.expand(len(states.mask), -1, -1)
-        return torch.cat([(states.values - shift) / scale, place], dim=2)[states.mask].double()
+        return torch.cat([(states.values - shift) / scale, place], dim=2)[states.mask]
 
     vocabulary, numbers = y[known.mask].unique(return_inverse=True)  # type: ignore[no-untyped-call]  # of known rows
     x, targets = to_inputs(known), F.one_hot(numbers, len(vocabulary)).double()
@@ -285,13 +310,13 @@ class Decoder(nn.Module):
 
 def fit_transformer(known: States, y: Tensor, rows: States, size: int, rng: torch.Generator) -> Tensor:
     """Return the words (n, T) by a transformer on the principal components of the states."""
-    used = known.values[known.mask]
+    used = known.values[known.mask].double()
     shift, axes = used.mean(dim=0), torch.linalg.svd(used - used.mean(dim=0), full_matrices=False).Vh[:HIDDEN].T
-    scale = ((used - shift) @ axes).std(dim=0).clamp_min(1e-6).max()
+    scale = ((used - shift) @ axes).std(dim=0).max().clamp_min(TINY)
 
     def to_inputs(states: States) -> Tensor:
-        components: Tensor = (states.values - shift) @ axes / scale
-        return components * states.mask[..., None]
+        components = (states.values - shift) @ axes / scale
+        return (components * states.mask[..., None]).float()
 
     x, model = to_inputs(known), Decoder(axes.shape[1], y.shape[1], size)
     optimizer = torch.optim.Adam(model.parameters(), RATE)
