@@ -168,8 +168,9 @@ def test_attack_on_what_was_not_kept():
     trained = vflsec.train(dataset="toy", train={"epochs": 1})
     with pytest.raises(UsageError, match="'passive_9'. Did you mean passive_1"):
         vflsec.attack(trained, "mc", adversary="passive_9", n_aux=20)
-    with pytest.raises(UsageError, match="expected fewer auxiliary labels"):
-        vflsec.attack(trained, "mc", n_aux=5000)
+    for rows in (5000, trained.federation.n_rows("train") - 1):
+        with pytest.raises(UsageError, match="expected fewer auxiliary labels"):
+            vflsec.attack(trained, "mc", n_aux=rows)
 
 
 def test_settings_that_do_not_exist_name_the_nearest():

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 from click.testing import CliRunner
 
@@ -319,12 +321,20 @@ def parquet(two: Path) -> Path:
         ([1, 2, np.inf, 3], "bureau.parquet.*'late', row 3:.*'inf'; correct"),
         (["1", "2", "3", "x"], "bureau.parquet.*'late', row 4:.*'x'; correct"),
         (pd.to_datetime(["2020-01-01"] * 4), "'late': .*numbers, got datetime64"),
+        ([[1], [2], [3], [4]], "bureau.parquet.*'late': expected one value in each row, got list"),
     ],
 )
 def test_wrong_values_in_parquet(parquet: Path, late: object, expected: str):
     frame = pd.DataFrame({"customer": ["c1", "c2", "c3", "c4"], "late": late})
     frame.to_parquet(parquet.with_name("bureau.parquet"))
     assert re.search(expected, message(parquet))
+
+
+def test_parquet_that_is_no_utf_8(parquet: Path):
+    text = pa.array([b"\xff", b"b", b"c", b"d"], pa.binary()).cast(pa.string(), safe=False)
+    table = pa.table({"customer": ["c1", "c2", "c3", "c4"], "late": text})
+    pa.parquet.write_table(table, parquet.with_name("bureau.parquet"))
+    assert re.search("bureau.parquet: expected a Parquet file, got .*UTF8", message(parquet))
 
 
 def test_a_cut_off_parquet_file(parquet: Path):

@@ -193,6 +193,8 @@ def test_ids_that_differ_by_zeros_are_told(files):
         (r"separator = '\t'", "b.csv: expected a separator"),
         ('encoding = "undefined"', "b.csv: expected a known encoding"),
         ('encoding = "utf-7"', "b.csv: expected a known encoding"),
+        ('encoding = "base64"', "b.csv: expected a known encoding"),
+        ('encoding = "unicode_escape"', "b.csv: expected a known encoding"),
         ('encoding = "a\\u0000b"', "b.csv: expected a known encoding"),
         ('decimal = "xx"', "b.csv: expected decimal"),
         ("hash = { x = 1 }", "parties.bureau.hash: expected 2 or more, got 1"),

@@ -31,7 +31,7 @@ MAX_NUMBER = 1e30
 _GAP = ("nothing", "fill it or drop the row")
 EARLIEST, LATEST = 1700, 2200
 """The years of dates; others usually stand for a missing date, such as 9999-12-31."""
-_NO_TEXT = ("utf-7", "unicode_escape", "raw_unicode_escape", "punycode", "idna", "undefined")
+_NO_TEXT = ("utf-7", "unicode-escape", "raw-unicode-escape", "punycode", "idna", "undefined")
 """Encodings of Python that no table is written in, and that may give characters which no file can hold."""
 _OFFSET = r"([T ]\d{2}:\d{2}(?::\d{2}(?:\.\d+)?)?) ?(?:Z|[+-]\d{2}(?::?\d{2})?)$"
 """The time of day in ISO 8601, and its distance from UTC."""
@@ -245,7 +245,7 @@ class RawTable(NamedTuple):
         whole = pd.api.types.is_float_dtype(raw.dtype) and (raw.dropna() % 1 == 0).all()
         if whole and (raw.dropna().abs() < 2.0**63).all():
             raw = raw.astype("Int64")
-        text = raw if raw.dtype == "str" else raw.astype(object).where(raw.notna(), "").astype(str)
+        text = raw.fillna("") if raw.dtype == "str" else raw.astype(object).where(raw.notna(), "").astype(str)
         return text.str.strip()
 
 
@@ -293,6 +293,7 @@ def read_table(path: Path, style: Format, texts: Collection[str] | None = None, 
         raise DataError(f"{file}: expected a separator of one character, got {separator!r}; {way_out}")
     try:
         text = codecs.lookup(encoding).name not in _NO_TEXT
+        "x".encode(encoding)  # refuses base64
     except (LookupError, ValueError):  # also a null character in its name
         text = False
     if not text:
@@ -340,14 +341,20 @@ def _read_numbers(read: Callable[..., pd.DataFrame], texts: Collection[str], sty
 
 def _read_parquet(path: Path) -> pd.DataFrame:
     try:
-        import pyarrow  # type: ignore[import-untyped]
+        import pyarrow.parquet  # type: ignore[import-untyped]
     except ImportError:
         raise DataError(f"{path.name}: reading Parquet needs pyarrow: pip install 'vflsec[parquet]'") from None
     try:
+        table = pyarrow.parquet.read_table(path)
+        table.validate(full=True)  # pandas reads what is no UTF-8
         frame = pd.read_parquet(path, engine="pyarrow")
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise DataError(f"{path.name}: expected a Parquet file, got {reason}; export it again") from None
+    for field in table.schema:
+        if pyarrow.types.is_nested(field.type):
+            got = f"expected one value in each row, got {field.type}; export its parts as columns"
+            raise DataError(f"{path.name}, column {field.name!r}: {got}")
     for name in frame.columns:
         if pd.api.types.is_object_dtype(frame[name].dtype) and frame[name].map(lambda v: isinstance(v, bytes)).any():
             raise DataError(f"{path.name}, column {name!r}: expected text, got bytes; export it as text")

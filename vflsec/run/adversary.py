@@ -183,18 +183,18 @@ def draw_auxiliary(
     Balanced: n/C of each class, the first classes taking the remainder.
 
     Raises:
-        UsageError: no row, or no row of some class, would be left to attack.
+        UsageError: less than two rows, or no row of some class, would be left to attack.
     """
     y = labels.cpu().numpy()
     rng = np.random.default_rng(derive(seed, "auxiliary"))
     order = rng.permutation(len(y))
     if canaries:  # which of them are known must not depend on their coins
         order = order[~np.isin(order, canaries.rows)]
-    if spec.n >= len(order):
+    if spec.n > len(order) - 2:
         but = " that are no canaries" if canaries else ""
         raise UsageError(
-            f"expected fewer auxiliary labels than the {len(order)} labeled training rows{but}, got aux.n={spec.n}: "
-            f"lower it with --set aux.n=..., or raise data.n_labeled"
+            f"expected fewer auxiliary labels than the {len(order)} labeled training rows{but}, by two or more, got "
+            f"aux.n={spec.n}: lower it with --set aux.n=..., or raise data.n_labeled"
         )
     if spec.balanced:
         share = [spec.n // n_classes + (c < spec.n % n_classes) for c in range(n_classes)]
