@@ -137,12 +137,15 @@ class TextInversion(Attack):
             source = States(values[known][at][:, :, None], masks[known][at], of_source)
             return {k: Texts(source, y, States(values[k][:, :, None], masks[k], of_k)) for k, of_k in shares.items()}
 
-        texts, read = gather(view.aux_rows, view.aux_labels, masks), {}
+        texts = gather(view.aux_rows, view.aux_labels, masks)
         rows = texts[known].rows._replace(values=every_release)
-        source = texts[known].known._replace(values=rows.values[view.aux_rows])
-        texts[known] = Texts(source, view.aux_labels, rows)
+        known_rows = texts[known].known._replace(values=rows.values[view.aux_rows])
+        texts[known] = Texts(known_rows, view.aux_labels, rows)
         every = ["linear", *(["head"] if HEAD.name in view.further else []), "channel", "transformer", "alone"]
-        kinds, scores, rights = every if self.decoder is None else [self.decoder], {}, {}
+        kinds: list[str] = every if self.decoder is None else [self.decoder]
+        scores: dict[str, Tensor] = {}
+        rights: dict[str, Tensor] = {}
+        read: dict[str, Texts] = {}
         for split in sorted(masks, key=lambda split: split != known):
             sources = dict.fromkeys(kinds, texts[split])
             best, right = _choose(sources, view, held_out, rng)
@@ -233,7 +236,7 @@ def _add_read(view: View, words: Tensor) -> tuple[Tensor, Tensor]:
 def _read_all(view: View, mask: Tensor, most: int | None) -> Tensor:
     """Return the states (n, T, r, d) of training rows by all releases or the last few; zero where one is missing."""
     releases = read_releases(view, Kind.EMBEDDING, split=view.aux_split, sender=view.victim)
-    if missing := len(mask) - len(releases.rows.unique()):
+    if missing := int((torch.bincount(releases.rows, minlength=len(mask)) == 0).sum()):
         raise InsufficientView(
             f"expected hidden states of all {len(mask)} {view.aux_split} texts in the last phase that sends them, got "
             f"none of {missing}: record these, or no part of that phase"
@@ -315,7 +318,7 @@ def fit_transformer(known: States, y: Tensor, rows: States, size: int, rng: torc
     scale = ((used - shift) @ axes).std(dim=0).max().clamp_min(TINY)
 
     def to_inputs(states: States) -> Tensor:
-        components = (states.values - shift) @ axes / scale
+        components: Tensor = (states.values - shift) @ axes / scale
         return (components * states.mask[..., None]).float()
 
     x, model = to_inputs(known), Decoder(axes.shape[1], y.shape[1], size)
