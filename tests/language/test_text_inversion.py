@@ -113,7 +113,7 @@ DAMAGES = {
     "a hole": (lambda x: x.index_fill(1, torch.tensor(1), 0), "got other places in 300 test texts"),
     "padding in front": (lambda x: x.flip(1), "got other places in .* test texts"),
     "no states": (lambda x: x.index_fill(0, torch.arange(9), 0), "got other places in 9 test texts"),
-    "another unit": (lambda x: 1e6 * x, r"about as large as those of known texts, got 1e\+06 times"),
+    "another unit": (lambda x: 1e6 * x, r"about as large as those of train texts, got 1e\+06 times"),
 }
 
 

@@ -293,7 +293,7 @@ def read_table(path: Path, style: Format, texts: Collection[str] | None = None, 
         raise DataError(f"{file}: expected a separator of one character, got {separator!r}; {way_out}")
     try:
         text = codecs.lookup(encoding).name not in _NO_TEXT
-        "x".encode(encoding)  # refuses base64
+        "x".encode(encoding)  # base64 encodes no text
     except (LookupError, ValueError):  # also a null character in its name
         text = False
     if not text:
@@ -346,7 +346,7 @@ def _read_parquet(path: Path) -> pd.DataFrame:
         raise DataError(f"{path.name}: reading Parquet needs pyarrow: pip install 'vflsec[parquet]'") from None
     try:
         table = pyarrow.parquet.read_table(path)
-        table.validate(full=True)  # pandas reads what is no UTF-8
+        table.validate(full=True)  # pandas reads invalid UTF-8
         frame = pd.read_parquet(path, engine="pyarrow")
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         reason = str(error).splitlines()[0]

@@ -27,7 +27,7 @@ PENALTIES = (1e-3, 1e-1, 1e1, 1e3)
 
 FOLDS, SURE, PERFECT, FAR = 5, 2.0, 0.995, 1e4
 """Folds of known rows, the standard errors by which a decoder is too bad for more of them, the best share, and how many
-times as large as those of known texts states may be."""
+times as large as those of training texts states may be."""
 
 ROWS, POOL, READ = 256, 10_000, 40_000
 """The most rows that are decoded at once, the words that stand for all of them in a fold of known rows, and the words
@@ -56,8 +56,8 @@ class TextInversion(Attack):
     between them and the guess without the federation; what is clearly worse on the first ones is not fitted to others.
     A training row has a release in each epoch. The first and the fourth read all side by side, since each epoch has
     another model, the others their mean, since noise is drawn anew, weighted by signal and noise of each epoch. A test
-    row has one release, at prediction, and a decoder of its own. Where training rows are read clearly better, which
-    noise averages out of, the channel decoder of test rows is tried with the words that were read there as known ones.
+    row has one release, at prediction, and a decoder of its own. Where training rows are read clearly better,
+    as noise averages out over their releases, the channel decoder of test rows may learn from the words read there.
 
     Source: Chen et al. 2024 (BiSR), arXiv 2409.00960: learned inversion, its first stage, and matching, its second.
 
@@ -196,7 +196,7 @@ def _choose(sources: Mapping[str, Texts], view: View, alone: Tensor, rng: torch.
 
 
 def _check_states(view: View, values: Mapping[str, Tensor], masks: Mapping[str, Tensor]) -> None:
-    """Raise InsufficientView unless each text has a state for each word, then zeros, and of the size of known ones."""
+    """Raise InsufficientView unless each text has states and then zeros, of similar size in all splits."""
     known = masks[view.aux_split][view.aux_rows]
     usual = values[view.aux_split][masks[view.aux_split]].double().square().mean()
     for split, mask in masks.items():
@@ -211,13 +211,13 @@ def _check_states(view: View, values: Mapping[str, Tensor], masks: Mapping[str, 
         times = float((values[split][mask].double().square().mean() / usual).sqrt())
         if not 1 / FAR < times < FAR:
             raise InsufficientView(
-                f"expected states of {split} texts about as large as those of known texts, got {times:.1g} times as "
-                f"large: record both alike"
+                f"expected states of {split} texts about as large as those of {view.aux_split} texts, got {times:.1g} "
+                f"times as large: record both in the same unit"
             )
 
 
 def _is_clearly_more(many: Tensor, few: Tensor) -> bool:
-    """Return whether the mean of ``many`` exceeds that of ``few`` by more than its standard error allows."""
+    """Return whether the mean of ``many`` exceeds that of ``few`` by more than ``SURE`` standard errors."""
     if min(len(many), len(few)) < 2:
         return False
     error = (many.var() / len(many) + few.var() / len(few)).sqrt()
@@ -239,7 +239,7 @@ def _read_all(view: View, mask: Tensor, most: int | None) -> Tensor:
     if missing := int((torch.bincount(releases.rows, minlength=len(mask)) == 0).sum()):
         raise InsufficientView(
             f"expected hidden states of all {len(mask)} {view.aux_split} texts in the last phase that sends them, got "
-            f"none of {missing}: record these, or no part of that phase"
+            f"none of {missing}: record all of them, or leave that phase out"
         )
     times = int(releases.epoch.max()) + 1
     values = split_positions(releases.values, mask.shape[1])  # (R, T, d)

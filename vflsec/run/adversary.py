@@ -183,7 +183,7 @@ def draw_auxiliary(
     Balanced: n/C of each class, the first classes taking the remainder.
 
     Raises:
-        UsageError: less than two rows, or no row of some class, would be left to attack.
+        UsageError: fewer than two rows, or no row of some class, would be left to attack.
     """
     y = labels.cpu().numpy()
     rng = np.random.default_rng(derive(seed, "auxiliary"))
