@@ -10,23 +10,26 @@ from torch.nn import functional as F
 
 from vflsec.base.layout import PADDING
 from vflsec.base.seeds import make_rng
-from vflsec.language import noisy_channel
-from vflsec.language.noisy_channel import ColumnRatios, Mechanism, States, WordOrder, fit_channel, weigh_releases
+from vflsec.language import noisy_channel, word_context
+from vflsec.language.noisy_channel import Mechanism, fit_channel, weigh_releases
 from vflsec.language.text import START
 from vflsec.language.text_prior import WordShares, fit_forests
 from vflsec.language.transformer import Text
+from vflsec.language.word_context import ColumnRatios, Network, States, WordContext, WordOrder
 from vflsec.language.word_privacy import CusText, SanText, find_sets
 
 SIZE, LENGTH = 3, 4
+NO_COLUMNS = WordShares([], []), torch.zeros(3, 0)
 
 
-def read(states, words, known, mechanism, columns=None):
+def read(states, words, known, mechanism, columns=None, *, has_network=False):
     """Return the words by the channel decoder, from the row ``known`` on, of states (n, T, k); others are known."""
     columns = torch.zeros(len(words), 1) if columns is None else columns
     of_known, shares = fit_forests(columns[:known].numpy(), words[:known].numpy(), {"all": columns.numpy()}, 0)
     mask = words != PADDING
-    rows = States(states, mask, shares["all"]).select(torch.arange(known, len(words)))
-    return fit_channel(States(states[:known], mask[:known], of_known), words[:known], rows, mechanism)
+    rows = States(states, mask, shares["all"], columns).select(torch.arange(known, len(words)))
+    source = States(states[:known], mask[:known], of_known, columns[:known])
+    return fit_channel(source, words[:known], rows, mechanism, has_network=has_network)
 
 
 def make_order(size=SIZE):
@@ -191,7 +194,8 @@ def test_the_mean_of_releases_is_weighted_and_leaves_out_those_that_are_missing(
     values = torch.randn(3, 2, 4, 5, generator=make_rng(0, "releases"))
     values[1, :, 1:] = 0
     weights = torch.tensor([0.1, 0.2, 0.3, 0.4])
-    mean = States(values, torch.ones(3, 2, dtype=torch.bool), WordShares([], [])).average(weights).values
+    states = States(values, torch.ones(3, 2, dtype=torch.bool), *NO_COLUMNS)
+    mean = states.average(weights).values
     torch.testing.assert_close(mean[::2], (values[::2] * weights[:, None]).sum(dim=2))
     torch.testing.assert_close(mean[1], values[1, :, 0])
 
@@ -200,11 +204,11 @@ def test_releases_weigh_as_much_as_their_signal_over_the_variance_of_their_noise
     rng, noise, size = make_rng(0, "epochs"), torch.tensor([1.0, 2.0, 8.0]), torch.tensor([1.0, 1.0, 4.0])
     words, means = torch.randint(1, 11, (2000, 3), generator=rng), torch.randn(11, 3, 16, generator=rng)
     values = means[words] * size[:, None] + noise[:, None] * torch.randn(2000, 3, 3, 16, generator=rng)
-    weights = weigh_releases(States(values, words > 0, WordShares([], [])), words)
+    weights = weigh_releases(States(values, words > 0, *NO_COLUMNS), words)
     deviation = means[1:].sub(means[1:].mean(dim=0)).square().mean(dim=(0, 2)).sqrt()
     expected = deviation * size / noise.square()
     torch.testing.assert_close(weights, expected / expected.sum(), rtol=0.05, atol=0)
-    nothing = weigh_releases(States(torch.zeros(2, 3, 4, 5), words[:2] > 0, WordShares([], [])), words[:2])
+    nothing = weigh_releases(States(torch.zeros(2, 3, 4, 5), words[:2] > 0, *NO_COLUMNS), words[:2])
     assert (nothing == 0.25).all()
 
 
@@ -225,3 +229,58 @@ def test_words_that_no_known_text_has_are_read_by_their_public_embeddings(epsilo
         fitted = read(states, words, 100, mechanism)
         unseen = words[100:] > 24
         assert least <= (fitted == words[100:])[unseen].double().mean() <= most
+
+
+@pytest.mark.parametrize("defense", ["none", "custext"])
+def test_a_network_reads_words_that_agree_with_words_far_away(defense, monkeypatch):
+    """The last of eight words is told by the first; those between are drawn evenly, and order says nothing."""
+    monkeypatch.setattr(word_context, "STEPS", 300)  # fewer do not learn it
+    rng = make_rng(0, "far")
+    words = torch.randint(1, 13, (1000, 8), generator=rng)
+    words[:, 7] = 13 + (words[:, 0] - 1) % 6
+    embeddings, replacing = torch.randn(19, 8, generator=rng).double(), ()
+    drawn = words
+    if defense == "custext":
+        replacing = (CusText(1 / 1.0, top_k=6),)
+        replacing[0].read_words(nn.Embedding.from_pretrained(embeddings), 8)
+        drawn = replacing[0].on_text(Text(words), rng=rng).words
+    states = embeddings[drawn] @ torch.randn(8, 12, generator=rng).double()
+    states += (0.1 if replacing else 3.0) * torch.randn(states.shape, generator=rng).double()
+    mechanism = Mechanism(embeddings, replacing) if replacing else None
+    rates = []
+    for has_network in (False, True):
+        fitted = read(states, words, 200, mechanism, has_network=has_network)
+        rates.append((fitted == words[200:]).double().mean(dim=0))
+    assert (rates[1] - rates[0])[[0, 7]].min() > 0.05
+    assert (rates[1] - rates[0])[1:7].mean() == pytest.approx(0, abs=0.02)
+
+
+def test_shares_of_a_network_do_not_depend_on_likelihoods_of_the_word_itself():
+    rng, usual = make_rng(0, "network"), torch.full((LENGTH, SIZE), 1 / SIZE).double()
+    network = Network(usual, 2).eval()
+    likely = torch.rand(5, LENGTH, SIZE, generator=rng).double()
+    mask = torch.arange(LENGTH) < torch.tensor([4, 4, 3, 2, 1])[:, None]
+    columns = torch.randn(5, 2, generator=rng)
+    scores = torch.zeros(5, LENGTH, SIZE).index_put((mask,), network(likely, mask, columns))
+    for t in range(LENGTH):
+        other = likely.clone()
+        other[:, t] = torch.rand(5, SIZE, generator=rng).double()
+        changed = torch.zeros(5, LENGTH, SIZE).index_put((mask,), network(other, mask, columns))
+        same = (changed - scores).abs().amax(dim=2) < 1e-5
+        assert same[:, t].all()
+        assert not same[0].all()
+    padded = torch.where(mask[..., None], likely, 9.0)
+    torch.testing.assert_close(network(padded, mask, columns), network(likely, mask, columns))
+
+
+def test_a_power_of_zero_is_the_order_and_of_one_the_network():
+    order, rng = make_order(), make_rng(0, "power")
+    likely, mask = torch.rand(6, LENGTH, SIZE, generator=rng).double(), torch.ones(6, LENGTH, dtype=torch.bool)
+    states = States(likely, mask, WordShares([], []), torch.zeros(6, 1))
+    network = Network(order.shares, 1).eval()
+    context = WordContext(order, lambda _: torch.ones(()).double(), network)
+    torch.testing.assert_close(context.expect(likely, states), order.expect(likely, mask))
+    scores = network(likely, mask, states.columns).softmax(dim=1).double()
+    torch.testing.assert_close(context._replace(power=1.0).expect(likely, states).flatten(0, 1), scores)
+    half = context._replace(power=0.5).expect(likely, states).flatten(0, 1)
+    torch.testing.assert_close(half, (scores * order.expect(likely, mask).flatten(0, 1)).sqrt())

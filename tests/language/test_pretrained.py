@@ -22,13 +22,14 @@ from vflsec.data import frames
 from vflsec.data.bundle import make_table
 from vflsec.data.dataset import VerticalDataset
 from vflsec.data.partition import DataSpec
-from vflsec.language.noisy_channel import Mechanism, States, fit_channel
+from vflsec.language.noisy_channel import Mechanism, fit_channel
 from vflsec.language.pretrained import PretrainedLower, PretrainedUpper
 from vflsec.language.public_head import find_centers, fit_head
 from vflsec.language.split_lm import SplitLM
 from vflsec.language.text import START, Tokenizer, make_text_table
 from vflsec.language.text_inversion import TextInversion
 from vflsec.language.text_prior import fit_forests
+from vflsec.language.word_context import States
 from vflsec.language.word_privacy import SanText, SnD
 from vflsec.results import metrics
 from vflsec.run.federation import build_federation
@@ -492,9 +493,11 @@ def test_a_public_head_names_words_of_noisy_states_that_no_known_row_has(folders
     known = (words != 10).all(dim=1).nonzero()[:60, 0]
     centers = find_centers(head, mask, rng)[1]
     of_known, shares = fit_forests(np.zeros((60, 1)), words[known].numpy(), {"all": np.zeros((400, 1))}, 0)
-    rows, rates = States(noisy, mask, shares["all"]), []
+    columns = torch.zeros(400, 1)
+    rows, rates = States(noisy, mask, shares["all"], columns), []
     for mechanism in (Mechanism(centers / centers.std()), None):
-        read = fit_channel(States(noisy[known], mask[known], of_known), words[known], rows, mechanism)
+        source = States(noisy[known], mask[known], of_known, columns[known])
+        read = fit_channel(source, words[known], rows, mechanism)
         rates.append([float((read == words)[part].double().mean()) for part in (mask, words == 10)])
     assert rates[0][0] > max(0.85, rates[1][0])
     assert rates[0][1] > 0.5 > rates[1][1] == 0

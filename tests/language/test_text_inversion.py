@@ -207,7 +207,8 @@ def test_all_known_rows_choose_the_decoder_where_a_fifth_of_them_often_errs(monk
     y = torch.randint(1, 9, (200, 5), generator=rng)
     view = View("active", "active", 5, {"train": torch.zeros(200, 1)}, None, torch.arange(200), y)
     shares = WordShares([np.arange(1, 9)] * 5, [np.ones((200, 8), dtype=np.uint8)] * 5)
-    states, by_fold, by_all = text_inversion.States(y[..., None, None].double(), y != PADDING, shares), 0, 0
+    states = text_inversion.States(y[..., None, None].double(), y != PADDING, shares, torch.zeros(200, 1))
+    by_fold = by_all = 0
     sources = dict.fromkeys(skill, text_inversion.Texts(states, y, states))
     for _ in range(60):
         calls.clear()
@@ -225,7 +226,12 @@ def test_the_length_tells_words_and_folds_see_rows_of_unknown_texts(monkeypatch)
         w[:, 1] = lengths[split] + 3
     view, pools = dataclasses.replace(view, aux_labels=words["train"][:KNOWN]), []
     fit = text_inversion.fit_channel
-    monkeypatch.setattr(text_inversion, "fit_channel", lambda *given: pools.append(given[-1]) or fit(*given))
+
+    def fit_and_keep(*args, **kwargs):
+        pools.append(args[-1])
+        return fit(*args, **kwargs)
+
+    monkeypatch.setattr(text_inversion, "fit_channel", fit_and_keep)
     guess, alone = TextInversion(decoder="channel")(view, seed=0), TextPrior()(view, seed=0)
     for split in words:
         right = [(each.scores[split] == words[split])[KNOWN:, 1].double().mean() for each in (guess, alone)]
@@ -406,5 +412,5 @@ def test_words_of_a_large_vocabulary_are_those_of_a_small_one(monkeypatch):
     monkeypatch.setattr(text_inversion, "ROWS", 7)  # which divides no number of rows here
     mask = torch.from_numpy(y != PADDING)
     values = F.one_hot(torch.from_numpy(words), SIZE).float() * mask[..., None]
-    states = text_inversion.States(values, mask, WordShares([], []))
+    states = text_inversion.States(values, mask, WordShares([], []), torch.zeros(len(mask), 0))
     assert torch.equal(text_inversion.fit_linear(states, torch.from_numpy(y), states), torch.from_numpy(y))

@@ -15,11 +15,13 @@ from vflsec.base.layout import PADDING
 from vflsec.core.attack import Attack
 from vflsec.core.message import Kind
 from vflsec.core.view import Guess, Need, View
+from vflsec.inference.regression import standardize
 from vflsec.inference.releases import read_last_values, read_releases
-from vflsec.language.noisy_channel import MECHANISM, Mechanism, States, fit_channel, weigh_releases
+from vflsec.language.noisy_channel import MECHANISM, Mechanism, fit_channel, weigh_releases
 from vflsec.language.public_head import HEAD, find_centers, fit_head
 from vflsec.language.text_prior import TextPrior, fit_forests, guess_alone
 from vflsec.language.transformer import Blocks, split_positions
+from vflsec.language.word_context import States
 from vflsec.nn.stacked import draw_batches
 
 PENALTIES = (1e-3, 1e-1, 1e1, 1e3)
@@ -51,9 +53,11 @@ class TextInversion(Attack):
     The linear decoder is a ridge regression of one-hot words on the states of a position. The second is a small
     transformer on the principal components of the states of all positions, so that it also learns which words follow
     which. The third knows the defense of words, if there is one, or a public head, and finds the likeliest words by
-    their states, by the order of words in known rows, by own columns and by the length of the text. The fourth knows
-    the head before training, where it is public, and finds the words that give such states. Folds of known rows choose
+    their states, by all other words of the text, by own columns and by the length of the text. The fourth knows the
+    head before training, where it is public, and finds the words that give such states. Folds of known rows choose
     between them and the guess without the federation; what is clearly worse on the first ones is not fitted to others.
+    In folds the third knows the order of words, and its network is fitted to all known rows once it is chosen.
+
     A training row has a release in each epoch. The first and the fourth read all side by side, since each epoch has
     another model, the others their mean, since noise is drawn anew, weighted by signal and noise of each epoch. A test
     row has one release, at prediction, and a decoder of its own. Where training rows are read clearly better,
@@ -70,7 +74,7 @@ class TextInversion(Attack):
     name = "text-inversion"
     side = "active"
     target = "text"
-    version = 10
+    version = 11
     needs = frozenset({Need.FEATURES, Need.EMBEDDINGS, Need.AUX_LABELS})
     wants = frozenset({MECHANISM, HEAD})
     reference = "Chen et al. 2024 (BiSR), arXiv 2409.00960; linear and channel decoders: this project"
@@ -83,13 +87,13 @@ class TextInversion(Attack):
     )
     verified = "exact recovery from a head of frozen random weights; figures of the source: unverified"
     costs = (
-        "a ridge regression of a few hundred columns, two to four forests for each position, six passes over all words "
-        "by the forward-backward algorithm, and a few hundred steps of a small transformer"
+        "a ridge regression of a few hundred columns, two to four forests for each position, eight passes over all "
+        "words by the forward-backward algorithm, a few hundred steps of a small transformer, and 800 of a network"
     )
     fails = (
         "with noise far larger than the mean of all releases, and on words that no known row has unless a head or "
-        "embeddings are public; own columns are read by the channel decoder alone, and it weighs a word by its "
-        "neighbors: a model of all words of a text may read more"
+        "embeddings are public; own columns are read by the channel decoder alone, and folds choose it by the "
+        "order of words, without the network, for time"
     )
 
     def __init__(
@@ -124,18 +128,18 @@ class TextInversion(Attack):
         masks = {split: (h != 0).any(dim=2) for split, h in values.items()}
         every_release = _read_all(view, masks[known], self.releases)
         _check_states(view, values, masks)
-        beside = {
-            split: torch.cat([view.features[split], mask.sum(dim=1, keepdim=True)], dim=1).cpu().numpy()
-            for split, mask in masks.items()
-        }
+        columns = {k: torch.cat([view.features[k], mask.sum(dim=1, keepdim=True)], dim=1) for k, mask in masks.items()}
+        beside = {split: x.cpu().numpy() for split, x in columns.items()}
+        columns = {split: _bin(x, columns[known]) for split, x in columns.items()}
         seed = int(torch.randint(2**31, (), generator=rng))
 
         def gather(at: Tensor, y: Tensor, splits: Iterable[str]) -> dict[str, Texts]:
             """Return what decoders of splits are fitted to, the last release of training rows with words ``y``."""
             rest = {split: beside[split] for split in splits}
             of_source, shares = fit_forests(beside[known][at.cpu().numpy()], y.cpu().numpy(), rest, seed)
-            source = States(values[known][at][:, :, None], masks[known][at], of_source)
-            return {k: Texts(source, y, States(values[k][:, :, None], masks[k], of_k)) for k, of_k in shares.items()}
+            every = {k: States(values[k][:, :, None], masks[k], of_k, columns[k]) for k, of_k in shares.items()}
+            source = States(values[known][at][:, :, None], masks[known][at], of_source, columns[known][at])
+            return {split: Texts(source, y, states) for split, states in every.items()}
 
         texts = gather(view.aux_rows, view.aux_labels, masks)
         rows = texts[known].rows._replace(values=every_release)
@@ -154,7 +158,7 @@ class TextInversion(Attack):
                 sources = {best: texts[split], "read": read[split]}
                 best, right = _choose(sources, view, held_out, rng)
             source, rights[split] = sources[best], right
-            words = prior[split] if best == "alone" else _fit(best, source, view, rng, source.rows)
+            words = prior[split] if best == "alone" else _fit(best, source, view, rng)
             scores[split] = torch.where(masks[split], words, PADDING)
         return Guess(
             {split: words.double() for split, words in scores.items()},
@@ -193,6 +197,13 @@ def _choose(sources: Mapping[str, Texts], view: View, alone: Tensor, rng: torch.
         if len(kinds) == 1:
             break
     return best, right[best]
+
+
+def _bin(x: Tensor, reference: Tensor) -> Tensor:
+    """Return columns (n, c) standardized, and whether they exceed each decile of those of the reference."""
+    shares = torch.linspace(0.1, 0.9, 9, dtype=torch.double)
+    exceeds = x[..., None] > torch.quantile(reference.double(), shares, dim=0).T
+    return torch.cat([standardize(x, reference), exceeds.flatten(1).double() - 0.5], dim=1)
 
 
 def _check_states(view: View, values: Mapping[str, Tensor], masks: Mapping[str, Tensor]) -> None:
@@ -249,12 +260,12 @@ def _read_all(view: View, mask: Tensor, most: int | None) -> Tensor:
     return chosen.transpose(1, 2)
 
 
-def _fit(kind: str, texts: Texts, view: View, rng: torch.Generator, others: States) -> Tensor:
+def _fit(kind: str, texts: Texts, view: View, rng: torch.Generator, others: States | None = None) -> Tensor:
     """Return the words (n, T) of rows by a decoder that is fitted to known rows, and to ``others`` without words."""
     known, y, rows = texts
     if kind in ("channel", "read", "transformer"):
         weights = weigh_releases(known, y)
-        known, rows, others = (states.average(weights) for states in (known, rows, others))
+        known, rows = known.average(weights), rows.average(weights)
     else:
         known, rows = known.join(), rows.join()
     if kind in ("channel", "read"):
@@ -262,7 +273,8 @@ def _fit(kind: str, texts: Texts, view: View, rng: torch.Generator, others: Stat
         if mechanism is None and HEAD.name in view.further:
             centers = find_centers(view.further[HEAD.name][view.victim], rows.mask, rng)[1]
             mechanism = Mechanism(centers / centers.std())
-        return fit_channel(known, y, rows, mechanism, others)
+        pool = rows if others is None else others.average(weights)
+        return fit_channel(known, y, rows, mechanism, pool, has_network=others is None)
     if kind == "head":
         return fit_head(known[:2], y, rows[:2], view.further[HEAD.name][view.victim], rng)
     size = len(view.layout.vocabulary) if view.layout else 0
