@@ -113,7 +113,8 @@ DAMAGES = {
     "a hole": (lambda x: x.index_fill(1, torch.tensor(1), 0), "got other places in 300 test texts"),
     "padding in front": (lambda x: x.flip(1), "got other places in .* test texts"),
     "no states": (lambda x: x.index_fill(0, torch.arange(9), 0), "got other places in 9 test texts"),
-    "another unit": (lambda x: 1e6 * x, r"about as large as those of train texts, got 1e\+06 times"),
+    "a larger unit": (lambda x: 3 * x, r"about as large as those of train texts, got 3 times"),
+    "a smaller unit": (lambda x: 0.3 * x, r"about as large as those of train texts, got 0.3 times"),
 }
 
 
@@ -146,6 +147,37 @@ def test_the_unit_of_states_does_not_matter(decoder, unit, monkeypatch):
             for each in (view, dataclasses.replace(view, messages=scaled))
         ]
         assert rates[1] == pytest.approx(rates[0], abs=0.02)
+
+
+@pytest.mark.parametrize(("decoder", "times"), [("linear", 1e20), ("transformer", 1e3), ("channel", 1e3)])
+def test_a_column_of_states_that_is_far_larger_than_others_hides_no_words(decoder, times, monkeypatch):
+    monkeypatch.setattr(text_inversion, "EPOCHS", 15)
+    view, words = make_view(noise=0.5)
+    scales = torch.ones(LENGTH, HIDDEN)
+    scales[:, -1] = times
+    large = tuple(
+        dataclasses.replace(m, payload={"value": m.payload["value"] * scales.flatten()}) for m in view.messages
+    )
+    for split in ("train", "test"):
+        rates = [
+            rate(TextInversion(decoder=decoder)(each, seed=0), words, split)
+            for each in (view, dataclasses.replace(view, messages=large))
+        ]
+        assert rates[1] > rates[0] - 0.1
+
+
+def test_noise_in_training_alone_changes_the_size_of_states_and_is_read():
+    view, words = make_view(noise=4.0)
+    clean = make_view()[0].messages[-1]
+    guess = TextInversion(decoder="channel")(dataclasses.replace(view, messages=(*view.messages[:-1], clean)), seed=0)
+    assert rate(guess, words, "test") > 0.3
+
+
+def test_few_known_texts_do_not_flatter_the_guess_without_states():
+    view, words = make_view()
+    few = dataclasses.replace(view, aux_rows=torch.arange(2), aux_labels=words["train"][:2])
+    guess, linear = (TextInversion(decoder=decoder)(few, seed=0) for decoder in (None, "linear"))
+    assert rate(guess, words) >= rate(linear, words) - 0.05
 
 
 @pytest.mark.filterwarnings("error")

@@ -27,9 +27,9 @@ from vflsec.nn.stacked import draw_batches
 PENALTIES = (1e-3, 1e-1, 1e1, 1e3)
 """Of ridge regression, on standardized states."""
 
-FOLDS, SURE, PERFECT, FAR = 5, 2.0, 0.995, 1e4
+FOLDS, SURE, PERFECT, OTHER, FAR = 5, 2.0, 0.995, 1.5, 10.0
 """Folds of known rows, the standard errors by which a decoder is too bad for more of them, the best share, and how many
-times as large as those of training texts states may be."""
+times as large states may be as those of training texts, and a column of them as the usual one."""
 
 ROWS, POOL, READ = 256, 10_000, 40_000
 """The most rows that are decoded at once, the words that stand for all of them in a fold of known rows, and the words
@@ -122,7 +122,8 @@ class TextInversion(Attack):
         if widths := {h.shape[1] for h in last.values() if h.shape[1] % length}:
             raise InsufficientView(
                 f"expected hidden states of the {length} words of the longest text, side by side, got rows of "
-                f"{min(widths)} numbers: pad all texts to {length} positions before they are recorded"
+                f"{min(widths)} numbers: pad all texts to {length} positions before they are recorded, or choose "
+                f"--method split-lm"
             )
         values = {split: split_positions(x, length) for split, x in last.items()}
         masks = {split: (h != 0).any(dim=2) for split, h in values.items()}
@@ -209,7 +210,6 @@ def _bin(x: Tensor, reference: Tensor) -> Tensor:
 def _check_states(view: View, values: Mapping[str, Tensor], masks: Mapping[str, Tensor]) -> None:
     """Raise InsufficientView unless each text has states and then zeros, of similar size in all splits."""
     known = masks[view.aux_split][view.aux_rows]
-    usual = values[view.aux_split][masks[view.aux_split]].double().square().mean()
     for split, mask in masks.items():
         wrong = ~mask[:, 0] | (mask[:, 1:] & ~mask[:, :-1]).any(dim=1)
         if split == view.aux_split:
@@ -219,12 +219,21 @@ def _check_states(view: View, values: Mapping[str, Tensor], masks: Mapping[str, 
                 f"expected a state for each word and zeros behind them, got other places in {int(wrong.sum())} {split} "
                 f"texts: pad on the right, drop start tokens, multiply by the mask, or choose --method split-lm"
             )
-        times = float((values[split][mask].double().square().mean() / usual).sqrt())
-        if not 1 / FAR < times < FAR:
+        size, level = _compare_scales(values[split], mask, values[view.aux_split], masks[view.aux_split])
+        if not 1 / OTHER < size < OTHER and not 1 / OTHER < level < OTHER:  # noise of training alone changes the size
             raise InsufficientView(
-                f"expected states of {split} texts about as large as those of {view.aux_split} texts, got {times:.1g} "
+                f"expected states of {split} texts about as large as those of {view.aux_split} texts, got {size:.1g} "
                 f"times as large: record both in the same unit"
             )
+
+
+def _compare_scales(x: Tensor, mask: Tensor, reference: Tensor, used: Tensor) -> tuple[float, float]:
+    """Return how many times as large as others states are: by their size, and by the mean of each position."""
+    size = x[mask].double().square().mean() / reference[used].double().square().mean()
+    sums, usual = ((values * m[..., None]).sum(dim=0).double() for values, m in ((x, mask), (reference, used)))
+    means, usual = (s / m.sum(dim=0)[:, None].clamp_min(1) for s, m in ((sums, mask), (usual, used)))
+    both = (mask.any(dim=0) & used.any(dim=0))[:, None]
+    return float(size.sqrt()), float((means * usual * both).sum() / (usual.square() * both).sum())
 
 
 def _is_clearly_more(many: Tensor, few: Tensor) -> bool:
@@ -263,6 +272,9 @@ def _read_all(view: View, mask: Tensor, most: int | None) -> Tensor:
 def _fit(kind: str, texts: Texts, view: View, rng: torch.Generator, others: States | None = None) -> Tensor:
     """Return the words (n, T) of rows by a decoder that is fitted to known rows, and to ``others`` without words."""
     known, y, rows = texts
+    pool = rows if others is None else others
+    if kind != "head":  # which compares states with those of the public head
+        known, rows, pool = _scale_columns(known, rows, pool)
     if kind in ("channel", "read", "transformer"):
         weights = weigh_releases(known, y)
         known, rows = known.average(weights), rows.average(weights)
@@ -273,12 +285,22 @@ def _fit(kind: str, texts: Texts, view: View, rng: torch.Generator, others: Stat
         if mechanism is None and HEAD.name in view.further:
             centers = find_centers(view.further[HEAD.name][view.victim], rows.mask, rng)[1]
             mechanism = Mechanism(centers / centers.std())
-        pool = rows if others is None else others.average(weights)
+        pool = rows if others is None else pool.average(weights)
         return fit_channel(known, y, rows, mechanism, pool, has_network=others is None)
     if kind == "head":
         return fit_head(known[:2], y, rows[:2], view.further[HEAD.name][view.victim], rng)
     size = len(view.layout.vocabulary) if view.layout else 0
     return fit_linear(known, y, rows) if kind == "linear" else fit_transformer(known, y, rows, size, rng)
+
+
+def _scale_columns(*groups: States) -> list[States]:
+    """Return states with columns divided that are far larger than the usual one, as some of language models are."""
+    spread = groups[0].values[groups[0].mask].double().std(dim=(0, 1), correction=0)
+    times = spread / spread[spread > 0].median()  # NaN, which is not far, if all are constant
+    if not (times > FAR).any():
+        return [*groups]
+    divisor = torch.where(times > FAR, times, 1.0).to(groups[0].values.dtype)
+    return [states._replace(values=states.values / divisor) for states in groups]
 
 
 def fit_linear(known: States, y: Tensor, rows: States) -> Tensor:

@@ -143,7 +143,7 @@ def fit_forests(
         seed: of the forests.
 
     Returns:
-        Those of known rows are by trees without the row.
+        Those of known rows are by trees, or by other known rows if these are few, without the row.
     """
     words = [np.unique(of_place[of_place != PADDING]) for of_place in y.T]
     words = [w if len(w) else np.array([PADDING]) for w in words]
@@ -157,6 +157,8 @@ def fit_forests(
             if len(w) > 1 and len(y) >= FOLDS:
                 forest, shares["known"] = fit_out_of_bag(known, target, seed, share=most, trees=TREES, leaf=leaf)
                 shares |= {name: forest.predict(x) for name, x in others.items()}
+            elif 1 < len(y) < FOLDS:
+                shares["known"] = (target.sum(axis=0) - target) / (len(y) - 1)
             for name, values in shares.items():
                 fitted[-1][name].bytes.append((255 * values).round().astype(np.uint8))
     best = max(fitted, key=lambda shares: _count_right(shares["known"].guess(), y))

@@ -18,8 +18,9 @@ OFFSETS, VECTOR, HIDDEN, DROPOUT = (-3, -2, -1, 1, 2, 3), 64, 160, 0.5
 """Of the network: positions that it reads one by one, numbers that stand for a word, hidden units, and share of them
 that is left out in training."""
 
-STEPS, BATCH, RATE, DECAY, SMOOTHING = 400, 32, 6e-3, 1e-2, 0.02
-"""Of its training: batches, known texts of a batch, learning rate, weight decay, and label smoothing."""
+STEPS, BATCH, SHORT, RATE, DECAY, SMOOTHING = 400, 32, 32, 6e-3, 1e-2, 0.02
+"""Of its training: batches, known texts of a batch, words of texts of which a batch has so many, learning rate, weight
+decay, and label smoothing."""
 
 MOST_HIDDEN, REPEATS, TABLE = 0.4, 4, 2 * 10**7
 """The largest share of hidden words of a text, draws of noise for held-out texts, most likelihoods of others."""
@@ -281,8 +282,9 @@ class Network(nn.Module):
             scores: Tensor = network(torch.where(is_hidden[..., None], 1.0, likely), mask, columns)
             return scores
 
+        size = max(1, min(BATCH, BATCH * SHORT // words.shape[1]))
         for _ in range(STEPS):
-            batch, rest = (torch.randint(len(x), (n,), generator=rng) for x, n in ((words, BATCH), (table, 2 * BATCH)))
+            batch, rest = (torch.randint(len(x), (n,), generator=rng) for x, n in ((words, size), (table, 2 * size)))
             w, mask, likely = words[batch], others.mask[rest], table[rest]
             known = score(channel.draw(w, rng).float(), w >= 0, columns[batch])
             shares = score(likely, mask, others.columns[rest]).log_softmax(dim=1)
