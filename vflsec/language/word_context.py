@@ -18,7 +18,7 @@ OFFSETS, VECTOR, HIDDEN, DROPOUT = (-3, -2, -1, 1, 2, 3), 64, 160, 0.5
 """Of the network: positions that it reads one by one, numbers that stand for a word, hidden units, and share of them
 that is left out in training."""
 
-STEPS, BATCH, SHORT, RATE, DECAY, SMOOTHING = 400, 32, 32, 6e-3, 1e-2, 0.02
+STEPS, BATCH, SHORT, RATE, DECAY, SMOOTHING = 400, 32, 24, 6e-3, 1e-2, 0.02
 """Of its training: batches, known texts of a batch, words of texts of which a batch has so many, learning rate, weight
 decay, and label smoothing."""
 
@@ -317,14 +317,21 @@ class WordContext(NamedTuple):
 
     def expect(self, likely: Tensor, states: States) -> Tensor:
         """Return the shares of words (n, T, K), up to a factor, by likelihoods (n, T, K), which are up to one too."""
+        shares = self._expect_by_order(likely, states)
+        return self._join(shares, self._expect_by_network(likely, states)) if self.power else shares
+
+    def _expect_by_order(self, likely: Tensor, states: States) -> Tensor:
         ratios = self.by_columns(states.shares)
-        shares = self.order.expect(likely * ratios, states.mask) * ratios
-        if self.network is None or not self.power:
-            return shares
-        with torch.no_grad():
-            by_network = self.network(likely, states.mask, states.columns).softmax(dim=1).double()
-        weighted = by_network**self.power * shares[states.mask] ** (1 - self.power)
-        return shares.index_put((states.mask,), weighted)
+        return self.order.expect(likely * ratios, states.mask) * ratios
+
+    @torch.no_grad()
+    def _expect_by_network(self, likely: Tensor, states: States) -> Tensor:
+        assert self.network is not None
+        scores = self.network(likely, states.mask, states.columns)
+        return torch.ones_like(likely).index_put((states.mask,), scores.softmax(dim=1).double())
+
+    def _join(self, by_order: Tensor, by_network: Tensor) -> Tensor:
+        return by_network**self.power * by_order ** (1 - self.power)
 
     def add_network(
         self, words: Tensor, known: States, others: States, channel: Likelihoods, rng: torch.Generator
@@ -348,8 +355,9 @@ class WordContext(NamedTuple):
         w, states, fits = words[out], known.select(out), dict.fromkeys(POWERS, 0.0)
         for _ in range(REPEATS):
             likely = channel.draw(w, rng)
+            both = trial._expect_by_order(likely, states), trial._expect_by_network(likely, states)
             for power in fits:
-                shares = F.normalize(trial._replace(power=power).expect(likely, states) * likely, p=1, dim=2)
+                shares = F.normalize(trial._replace(power=power)._join(*both) * likely, p=1, dim=2)
                 right = shares.gather(2, w.clamp_min(0)[..., None])[..., 0]
                 fits[power] += float(right[w >= 0].clamp_min(TINY).log().sum())
         power = max(fits, key=fits.__getitem__)
