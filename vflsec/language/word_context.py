@@ -239,7 +239,7 @@ class Network(nn.Module):
         self.outputs, self.at_position = nn.Linear(HIDDEN, size), nn.Parameter(torch.zeros(length, size))
 
     def forward(self, likely: Tensor, mask: Tensor, columns: Tensor) -> Tensor:
-        """Return the scores (U, K) of all words under the mask (n, T), by likelihoods (n, T, K) up to a factor."""
+        """Return the scores (n, T, K) of words by likelihoods (n, T, K) up to a factor."""
         length = mask.shape[1]
         x = self.vectors(F.normalize(likely * self.usual, p=1, dim=2).float() * mask[..., None])
         near = [F.pad(x, (0, 0, max(0, -k), max(0, k)))[:, max(0, k) : length + max(0, k)] for k in OFFSETS]
@@ -250,8 +250,7 @@ class Network(nn.Module):
         hidden = words + self.positions(position) + self.ends(to_end) + self.columns(columns.float())[:, None]
         placed = torch.einsum("ntv,tvh->nth", x, self.at_places)
         hidden = hidden + placed.sum(dim=1, keepdim=True) - placed
-        kept = F.dropout(F.gelu(hidden[mask]), DROPOUT, self.training)
-        scores: Tensor = self.outputs(kept) + self.at_position[position[mask]]
+        scores: Tensor = self.outputs(F.dropout(F.gelu(hidden), DROPOUT, self.training)) + self.at_position
         return scores
 
     @classmethod
@@ -283,13 +282,14 @@ class Network(nn.Module):
             return scores
 
         size = max(1, min(BATCH, BATCH * SHORT // words.shape[1]))
-        for _ in range(STEPS):
+        for _ in range(STEPS):  # with tensors of one size, padding included: others fragment the memory
             batch, rest = (torch.randint(len(x), (n,), generator=rng) for x, n in ((words, size), (table, 2 * size)))
             w, mask, likely = words[batch], others.mask[rest], table[rest]
             known = score(channel.draw(w, rng).float(), w >= 0, columns[batch])
-            shares = score(likely, mask, others.columns[rest]).log_softmax(dim=1)
-            loss = F.cross_entropy(known, w[w >= 0], label_smoothing=SMOOTHING)
-            loss = loss - (shares + likely[mask].log()).logsumexp(dim=1).mean()
+            shares = score(likely, mask, others.columns[rest]).log_softmax(dim=2)
+            fits = (shares + likely.log()).logsumexp(dim=2)
+            loss = F.cross_entropy(known.flatten(0, 1), w.flatten(), ignore_index=-1, label_smoothing=SMOOTHING)
+            loss = loss - (fits * mask).sum() / mask.sum()
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
@@ -327,8 +327,7 @@ class WordContext(NamedTuple):
     @torch.no_grad()
     def _expect_by_network(self, likely: Tensor, states: States) -> Tensor:
         assert self.network is not None
-        scores = self.network(likely, states.mask, states.columns)
-        return torch.ones_like(likely).index_put((states.mask,), scores.softmax(dim=1).double())
+        return self.network(likely, states.mask, states.columns).softmax(dim=2).double()
 
     def _join(self, by_order: Tensor, by_network: Tensor) -> Tensor:
         return by_network**self.power * by_order ** (1 - self.power)
