@@ -327,7 +327,8 @@ class WordContext(NamedTuple):
     @torch.no_grad()
     def _expect_by_network(self, likely: Tensor, states: States) -> Tensor:
         assert self.network is not None
-        return self.network(likely, states.mask, states.columns).softmax(dim=2).double()
+        scores: Tensor = self.network(likely, states.mask, states.columns)
+        return scores.softmax(dim=2).double()
 
     def _join(self, by_order: Tensor, by_network: Tensor) -> Tensor:
         return by_network**self.power * by_order ** (1 - self.power)
