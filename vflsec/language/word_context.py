@@ -30,8 +30,8 @@ class States(NamedTuple):
     """Hidden states of rows: values (n, T, r, d) of r releases, where words are (n, T), shares of words, and columns.
 
     The columns (n, c) are those of the active party, standardized, and the length of the text, which the mask tells;
-    the shares are those of a forest on them. Decoders read values (n, T, k):
-    releases side by side, which tells how the model changed, or their weighted mean, which noise changes least.
+    the shares are those of a forest on them. Decoders read values (n, T, k): releases side by side, which tells how the
+    model changed, or their weighted mean, which noise changes least.
     """
 
     values: Tensor
@@ -316,7 +316,7 @@ class WordContext(NamedTuple):
     power: float = 0.0
 
     def expect(self, likely: Tensor, states: States) -> Tensor:
-        """Return the shares of words (n, T, K), up to a factor, by likelihoods (n, T, K), which are up to one too."""
+        """Return shares of words (n, T, K) by likelihoods (n, T, K) of all words; both are up to a factor."""
         shares = self._expect_by_order(likely, states)
         return self._join(shares, self._expect_by_network(likely, states)) if self.power else shares
 
@@ -336,7 +336,7 @@ class WordContext(NamedTuple):
     def add_network(
         self, words: Tensor, known: States, others: States, channel: Likelihoods, rng: torch.Generator
     ) -> WordContext:
-        """Return it with a network, whose power is the best on a fifth of known texts that it is not fitted to.
+        """Return this context with a network, and the power that is best on a fifth of known texts, left out for it.
 
         Args:
             words: (m, T) of known texts, by number, negative at padding.
