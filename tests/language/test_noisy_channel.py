@@ -15,7 +15,7 @@ from vflsec.language.noisy_channel import Mechanism, fit_channel, weigh_releases
 from vflsec.language.text import START
 from vflsec.language.text_prior import WordShares, fit_forests
 from vflsec.language.transformer import Text
-from vflsec.language.word_context import ColumnRatios, Network, States, WordContext, WordOrder
+from vflsec.language.word_context import ColumnRatios, Network, Repeats, States, WordContext, WordOrder
 from vflsec.language.word_privacy import CusText, SanText, find_sets
 
 SIZE, LENGTH = 3, 4
@@ -29,7 +29,7 @@ def read(states, words, known, mechanism, columns=None, *, has_network=False):
     mask = words != PADDING
     rows = States(states, mask, shares["all"], columns).select(torch.arange(known, len(words)))
     source = States(states[:known], mask[:known], of_known, columns[:known])
-    return fit_channel(source, words[:known], rows, mechanism, has_network=has_network)
+    return fit_channel(source, words[:known], rows, mechanism, has_network=has_network).words
 
 
 def make_order(size=SIZE):
@@ -281,6 +281,65 @@ def test_a_power_of_zero_is_the_order_and_of_one_the_network():
     context = WordContext(order, lambda _: torch.ones(()).double(), network)
     torch.testing.assert_close(context.expect(likely, states), order.expect(likely, mask))
     scores = network(likely, mask, states.columns).softmax(dim=2).double()
-    torch.testing.assert_close(context._replace(power=1.0).expect(likely, states), scores)
-    half = context._replace(power=0.5).expect(likely, states)
+    torch.testing.assert_close(context._replace(powers=(1.0, 0.0)).expect(likely, states), scores)
+    half = context._replace(powers=(0.5, 0.0)).expect(likely, states)
     torch.testing.assert_close(half, (scores * order.expect(likely, mask)).sqrt())
+
+
+def test_words_that_are_likely_together_make_a_text_that_occurs():
+    """The texts 0 0, 1 1 and 1 2 have the shares 4, 3 and 3: the likeliest words would be 1 0."""
+    words = torch.tensor([[0, 0]] * 4 + [[1, 1]] * 3 + [[1, 2]] * 3).repeat(50, 1)
+    order, likely = WordOrder.fit(words, 3), torch.ones(2, 2, 3).double()
+    states = States(likely, torch.tensor([[True, True], [True, False]]), WordShares([], []), torch.zeros(2, 1))
+    context = WordContext(order, lambda _: torch.ones(()).double())
+    shares = context.expect(likely, states)
+    assert shares[0].argmax(dim=1).tolist() == [1, 0]
+    texts = context.decode(likely, shares, states)
+    assert texts[0].tolist() in ([1, 1], [1, 2])
+    assert texts[1, 0] == 1
+
+
+@pytest.mark.parametrize("length", [3, 70])
+def test_words_that_are_sure_are_decoded_as_they_are(length):
+    """Texts longer than the number of choices, too; a text may end at any place."""
+    words = torch.randint(SIZE, (50, length), generator=make_rng(0, "words"))
+    mask = torch.arange(length) < torch.randint(1, length + 1, (50, 1), generator=make_rng(1, "lengths"))
+    likely = F.one_hot(words, SIZE).double().clamp_min(1e-9)
+    context = WordContext(WordOrder.fit(torch.where(mask, words, -1), SIZE), lambda _: torch.ones(()).double())
+    states = States(likely, mask, WordShares([], []), torch.zeros(50, 1))
+    texts = context.decode(likely, context.expect(likely, states) * likely, states)
+    assert torch.equal(texts[mask], words[mask])
+
+
+def test_ratios_of_repeats_are_those_of_a_mixture_of_the_text_and_all_texts():
+    rates, usual = torch.tensor([0.5, 0.0]).double(), torch.tensor([0.2, 0.8]).double()
+    shares = torch.tensor([[[1.0, 0.0], [0.5, 0.5], [9.0, 9.0]]]).double()
+    ratios = Repeats(rates, usual).expect(shares, torch.tensor([[True, True, False]]))
+    expected = torch.tensor([[0.5 + 0.5 * 0.5 / 0.2, 1.0], [0.5 + 0.5 * 1.0 / 0.2, 1.0]]).double()
+    torch.testing.assert_close(ratios[0, :2], expected)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.4])
+def test_the_rate_at_which_words_return_is_that_with_which_they_were_drawn(rate):
+    rng = np.random.default_rng(0)
+    words = rng.integers(200, size=(3000, 10))
+    for t in range(1, 10):
+        again = rng.random(3000) < rate
+        words[again, t] = words[again, rng.integers(t, size=again.sum())]
+    repeats = Repeats.fit(torch.from_numpy(words), 200)
+    share = np.mean([(np.bincount(w)[w] > 1).mean() for w in words])  # that is elsewhere in its text
+    assert float(repeats.rates.mean()) == pytest.approx(share - (0 if rate else share), abs=0.05)
+
+
+def test_words_that_return_are_read_better_where_noise_hides_them(monkeypatch):
+    """Each text has two words of 60, in any order: neither order nor few known texts tell which."""
+    monkeypatch.setattr(word_context, "STEPS", 300)
+    rng = make_rng(0, "return")
+    own = torch.randint(1, 61, (900, 2), generator=rng)
+    words = own.gather(1, torch.randint(2, (900, 8), generator=rng))
+    vectors = torch.randn(61, 20, generator=rng).double()
+    states = vectors[words] + 1.5 * torch.randn(900, 8, 20, generator=rng).double()
+    rates = [
+        float((read(states, words, 100, None, has_network=many) == words[100:]).double().mean()) for many in (0, 1)
+    ]
+    assert rates[1] > rates[0] + 0.1

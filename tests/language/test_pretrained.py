@@ -497,7 +497,7 @@ def test_a_public_head_names_words_of_noisy_states_that_no_known_row_has(folders
     rows, rates = States(noisy, mask, shares["all"], columns), []
     for mechanism in (Mechanism(centers / centers.std()), None):
         source = States(noisy[known], mask[known], of_known, columns[known])
-        read = fit_channel(source, words[known], rows, mechanism)
+        read = fit_channel(source, words[known], rows, mechanism).words
         rates.append([float((read == words)[part].double().mean()) for part in (mask, words == 10)])
     assert rates[0][0] > max(0.85, rates[1][0])
     assert rates[0][1] > 0.5 > rates[1][1] == 0

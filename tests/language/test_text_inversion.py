@@ -20,7 +20,9 @@ from vflsec.data import frames
 from vflsec.data.bundle import make_table
 from vflsec.data.dataset import VerticalDataset
 from vflsec.data.partition import DataSpec
+from vflsec.inference.sources import list_sources
 from vflsec.language import text_inversion, text_prior
+from vflsec.language.noisy_channel import Decoded
 from vflsec.language.split_lm import SplitLM
 from vflsec.language.text import START, Tokenizer, make_text_table
 from vflsec.language.text_inversion import TextInversion
@@ -233,7 +235,7 @@ def test_all_known_rows_choose_the_decoder_where_a_fifth_of_them_often_errs(monk
     def fit(kind, texts, *_):
         right = torch.rand(texts.rows.mask.shape, generator=rng) < skill[kind]
         calls.append((float(right.double().mean()), kind))
-        return torch.where(right, texts.rows.values[..., 0, 0].long(), PADDING)
+        return Decoded(words := torch.where(right, texts.rows.values[..., 0, 0].long(), PADDING), words)
 
     monkeypatch.setattr(text_inversion, "_fit", fit)
     y = torch.randint(1, 9, (200, 5), generator=rng)
@@ -337,6 +339,28 @@ def test_the_prior_reads_own_columns():
     assert torch.equal(words[told[:2] != PADDING], told[:2][told[:2] != PADDING])
 
 
+def test_the_prior_reads_the_labels_of_training_rows():
+    """The label of a text is its second word. An attack under much noise gets as much."""
+    view, words = make_view(noise=300.0)
+    labels = {"train": words["train"][:, 1] - 3}
+    view = dataclasses.replace(view, labels=labels)
+    for attack in (TextPrior(), TextInversion(decoder="channel")):
+        guess = attack(view, seed=0)
+        right = {split: (guess.scores[split] == w)[KNOWN:, 1].double().mean() for split, w in words.items()}
+        assert right["train"] > 0.95
+        assert right["test"] < 0.3
+
+
+def test_attacks_on_labels_read_the_words_that_differ_between_texts():
+    """Of the columns, a word at a position each, most are zero in all training texts."""
+    places = torch.tensor([[0, 1005], [0, 1007], [1, 1005]])
+    rows = {split: SparseRows(torch.ones(3, 2), places + 2 * k, 2000) for k, split in enumerate(("train", "test"))}
+    view = View("passive_1", "passive", 2, rows, None, torch.arange(2), torch.arange(2))
+    table = list_sources(view)["columns"].table
+    for split, x in rows.items():
+        assert torch.equal(table[split], x.dense()[:, [0, 1, 1005, 1007]])
+
+
 def test_words_are_counted_without_padding_and_without_what_all_rows_have():
     truth = np.array([[2, 5, 6, 0], [2, 7, 0, 0], [2, 7, 8, 3]])
     words = np.array([[2, 5, 9, 0], [9, 7, 1, 1], [2, 7, 8, 4]])
@@ -347,6 +371,16 @@ def test_words_are_counted_without_padding_and_without_what_all_rows_have():
     prior = np.tile([2, 7, 8, 0], (3, 1))
     assert metrics.count_gained(words, truth, prior) == pytest.approx(1 / 3)  # of 5, 6 and 3 only the 5
     assert metrics.count_gained(words, truth, truth) == 0
+
+
+def test_whole_texts_are_scored_by_the_guess_of_whole_texts():
+    truth = torch.tensor([[5, 6], [7, 8], [5, 8], [7, 6]])
+    words, whole = torch.tensor([[5, 8]]).repeat(4, 1), truth.clone()
+    whole[3] = 0
+    guess = Guess({"test": words.double()}, whole={"test": whole.double()})
+    rows = {"exclude": torch.arange(0), "seed": 0, "known": "test", "names": metrics.TEXT}
+    block = score(guess, GroundTruth({"test": truth}), headline="tokens", **rows)["test"]
+    assert (block.metrics["tokens"], block.metrics["exact"]) == (0.5, 0.75)
 
 
 @pytest.mark.statistical

@@ -294,6 +294,7 @@ class Guess:
         scores: per split, (n, C), of which only order and argmax are used; for features the values, (n, d); for text
             the numbers of words, (n, T).
         prior: per split, what the adversary would guess without the federation, if that is to be compared word by word.
+        whole: per split, the texts (n, T) that are likeliest as a whole, where the likeliest words give others.
         converged: False if a loss was still falling when the budget ended, None if nothing was fitted.
         budget: for the report (steps, trials...).
         rows: by split, the positions (k,) of the rows that are guessed, if these are not all: scores are then (k, C).
@@ -304,6 +305,7 @@ class Guess:
 
     scores: Mapping[str, Tensor] = field(default_factory=dict)
     prior: Mapping[str, Tensor] = field(default_factory=dict, kw_only=True)
+    whole: Mapping[str, Tensor] = field(default_factory=dict, kw_only=True)
     converged: bool | None = None
     budget: Mapping[str, float] = field(default_factory=dict)
     rows: Mapping[str, Tensor] = field(default_factory=dict)

@@ -51,6 +51,13 @@ MECHANISM = Knowledge(
 )
 
 
+class Decoded(NamedTuple):
+    """Words (n, T) of texts: the likeliest of each position, and those that are likely together."""
+
+    words: Tensor
+    texts: Tensor
+
+
 def weigh_releases(known: States, y: Tensor) -> Tensor:
     """Return the weights (r,) of releases that give their mean the least noise: the signal over the variance of noise.
 
@@ -75,8 +82,8 @@ def fit_channel(
     others: States | None = None,
     *,
     has_network: bool = False,
-) -> Tensor:
-    """Return the words (n, T) of ``rows`` that are likeliest by their states and by the other words of their text.
+) -> Decoded:
+    """Return the words of ``rows`` that are likeliest by their states and by the other words of their text.
 
     A state is Gaussian around a linear function of the embedding of the word that was read, with one covariance for
     all words; without a mechanism, a random vector stands for each word of known rows. The defense tells which words
@@ -136,11 +143,14 @@ def fit_channel(
     if has_network:
         context = context.add_network(words, known, pool, score, rng)
         score = refine(score, MORE)
-    guess = []
-    for part in _split(rows, n):
+    each, whole = torch.full((2, *rows.mask.shape), PADDING)  # at once: many small tensors fragment the memory
+    for at in torch.arange(len(rows.mask)).split(n):  # type: ignore[no-untyped-call]
+        part = rows.select(at)
         likely = score.read(project(part.values))
-        guess.append((context.expect(likely, part) * likely).argmax(dim=2))
-    return torch.where(rows.mask, vocabulary[torch.cat(guess)], PADDING)
+        shares = context.expect(likely, part) * likely
+        each[at] = torch.where(part.mask, vocabulary[shares.argmax(dim=2)], PADDING)
+        whole[at] = torch.where(part.mask, vocabulary[context.decode(likely, shares, part)], PADDING)
+    return Decoded(each, whole)
 
 
 def _split(states: States, n: int) -> Iterator[States]:

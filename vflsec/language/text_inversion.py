@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 import torch
@@ -17,9 +17,9 @@ from vflsec.core.message import Kind
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.regression import standardize
 from vflsec.inference.releases import read_last_values, read_releases
-from vflsec.language.noisy_channel import MECHANISM, Mechanism, fit_channel, weigh_releases
+from vflsec.language.noisy_channel import MECHANISM, Decoded, Mechanism, fit_channel, weigh_releases
 from vflsec.language.public_head import HEAD, find_centers, fit_head
-from vflsec.language.text_prior import TextPrior, fit_forests, guess_alone
+from vflsec.language.text_prior import TextPrior, fit_forests, guess_alone, list_columns
 from vflsec.language.transformer import Blocks, split_positions
 from vflsec.language.word_context import States
 from vflsec.nn.stacked import draw_batches
@@ -74,7 +74,7 @@ class TextInversion(Attack):
     name = "text-inversion"
     side = "active"
     target = "text"
-    version = 11
+    version = 12
     needs = frozenset({Need.FEATURES, Need.EMBEDDINGS, Need.AUX_LABELS})
     wants = frozenset({MECHANISM, HEAD})
     reference = "Chen et al. 2024 (BiSR), arXiv 2409.00960; linear and channel decoders: this project"
@@ -129,41 +129,37 @@ class TextInversion(Attack):
         masks = {split: (h != 0).any(dim=2) for split, h in values.items()}
         every_release = _read_all(view, masks[known], self.releases)
         _check_states(view, values, masks)
-        columns = {k: torch.cat([view.features[k], mask.sum(dim=1, keepdim=True)], dim=1) for k, mask in masks.items()}
-        beside = {split: x.cpu().numpy() for split, x in columns.items()}
-        columns = {split: _bin(x, columns[known]) for split, x in columns.items()}
         seed = int(torch.randint(2**31, (), generator=rng))
 
-        def gather(at: Tensor, y: Tensor, splits: Iterable[str]) -> dict[str, Texts]:
-            """Return what decoders of splits are fitted to, the last release of training rows with words ``y``."""
-            rest = {split: beside[split] for split in splits}
-            of_source, shares = fit_forests(beside[known][at.cpu().numpy()], y.cpu().numpy(), rest, seed)
-            every = {k: States(values[k][:, :, None], masks[k], of_k, columns[k]) for k, of_k in shares.items()}
-            source = States(values[known][at][:, :, None], masks[known][at], of_source, columns[known][at])
-            return {split: Texts(source, y, states) for split, states in every.items()}
+        def gather(split: str, at: Tensor, y: Tensor) -> Texts:
+            """Return training rows ``at`` with words ``y``, and the rows of a split; other splits have one release."""
+            both = zip(list_columns(view, split), (masks[known], masks[split]), strict=True)
+            columns, rest = (torch.cat([x, mask.sum(dim=1, keepdim=True)], dim=1) for x, mask in both)
+            others = {split: rest.cpu().numpy()}
+            of_source, shares = fit_forests(columns[at].cpu().numpy(), y.cpu().numpy(), others, seed)
+            releases = {s: every_release if s == split == known else values[s][:, :, None] for s in (known, split)}
+            source = States(releases[known][at], masks[known][at], of_source, _bin(columns[at], columns))
+            return Texts(source, y, States(releases[split], masks[split], shares[split], _bin(rest, columns)))
 
-        texts = gather(view.aux_rows, view.aux_labels, masks)
-        rows = texts[known].rows._replace(values=every_release)
-        known_rows = texts[known].known._replace(values=rows.values[view.aux_rows])
-        texts[known] = Texts(known_rows, view.aux_labels, rows)
         every = ["linear", *(["head"] if HEAD.name in view.further else []), "channel", "transformer", "alone"]
         kinds: list[str] = every if self.decoder is None else [self.decoder]
         scores: dict[str, Tensor] = {}
+        whole: dict[str, Tensor] = {}
         rights: dict[str, Tensor] = {}
-        read: dict[str, Texts] = {}
         for split in sorted(masks, key=lambda split: split != known):
-            sources = dict.fromkeys(kinds, texts[split])
-            best, right = _choose(sources, view, held_out, rng)
+            texts = gather(split, view.aux_rows, view.aux_labels)
+            best, right = _choose(sources := dict.fromkeys(kinds, texts), view, held_out[split], rng)
             if "channel" in kinds and _is_clearly_more(rights.get(known, right), right):
-                read = read or gather(*_add_read(view, scores[known]), masks.keys() - {known})
-                sources = {best: texts[split], "read": read[split]}
-                best, right = _choose(sources, view, held_out, rng)
-            source, rights[split] = sources[best], right
-            words = prior[split] if best == "alone" else _fit(best, source, view, rng)
-            scores[split] = torch.where(masks[split], words, PADDING)
+                sources = {best: texts, "read": gather(split, *_add_read(view, scores[known]))}
+                best, right = _choose(sources, view, held_out[split], rng)
+            guess = prior[split]
+            decoded = Decoded(guess, guess) if best == "alone" else _fit(best, sources[best], view, rng)
+            scores[split], whole[split] = (torch.where(masks[split], words, PADDING) for words in decoded)
+            rights[split] = right
         return Guess(
             {split: words.double() for split, words in scores.items()},
             prior={split: prior[split] for split in scores},
+            whole=whole,
             budget={f"right of known rows, {split}": float(r.mean().nan_to_num()) for split, r in rights.items()},
         )
 
@@ -186,7 +182,7 @@ def _choose(sources: Mapping[str, Texts], view: View, alone: Tensor, rng: torch.
             known, words, _ = sources[kind]
             fit = torch.cat([order[~torch.isin(order, out)], torch.arange(len(y), len(words))])
             texts = Texts(known.select(fit), words[fit], known.select(out))
-            guess = alone[out] if kind == "alone" else _fit(kind, texts, view, rng, pools[kind])
+            guess = alone[out] if kind == "alone" else _fit(kind, texts, view, rng, pools[kind]).words
             correct = (guess == y[out]) & scored[out]
             right[kind] = torch.cat([right[kind], correct.sum(dim=1) / scored[out].sum(dim=1).clamp_min(1)])
             if right[kind].mean() > PERFECT:
@@ -229,11 +225,17 @@ def _check_states(view: View, values: Mapping[str, Tensor], masks: Mapping[str, 
 
 def _compare_scales(x: Tensor, mask: Tensor, reference: Tensor, used: Tensor) -> tuple[float, float]:
     """Return how many times as large as others states are: by their size, and by the mean of each position."""
-    size = x[mask].double().square().mean() / reference[used].double().square().mean()
+    size = _compute_mean_square(x, mask) / _compute_mean_square(reference, used)
     sums, usual = ((values * m[..., None]).sum(dim=0).double() for values, m in ((x, mask), (reference, used)))
     means, usual = (s / m.sum(dim=0)[:, None].clamp_min(1) for s, m in ((sums, mask), (usual, used)))
     both = (mask.any(dim=0) & used.any(dim=0))[:, None]
     return float(size.sqrt()), float((means * usual * both).sum() / (usual.square() * both).sum())
+
+
+def _compute_mean_square(x: Tensor, mask: Tensor) -> Tensor:
+    parts = zip(x.split(ROWS), mask.split(ROWS), strict=True)  # type: ignore[no-untyped-call]  # for memory
+    total = torch.stack([part[used].double().square().sum() for part, used in parts]).sum()
+    return total / (mask.sum() * x.shape[2])
 
 
 def _is_clearly_more(many: Tensor, few: Tensor) -> bool:
@@ -269,8 +271,8 @@ def _read_all(view: View, mask: Tensor, most: int | None) -> Tensor:
     return chosen.transpose(1, 2)
 
 
-def _fit(kind: str, texts: Texts, view: View, rng: torch.Generator, others: States | None = None) -> Tensor:
-    """Return the words (n, T) of rows by a decoder that is fitted to known rows, and to ``others`` without words."""
+def _fit(kind: str, texts: Texts, view: View, rng: torch.Generator, others: States | None = None) -> Decoded:
+    """Return the words of rows by a decoder that is fitted to known rows, and to ``others`` without words."""
     known, y, rows = texts
     pool = rows if others is None else others
     if kind != "head":  # which compares states with those of the public head
@@ -288,9 +290,12 @@ def _fit(kind: str, texts: Texts, view: View, rng: torch.Generator, others: Stat
         pool = rows if others is None else pool.average(weights)
         return fit_channel(known, y, rows, mechanism, pool, has_network=others is None)
     if kind == "head":
-        return fit_head(known[:2], y, rows[:2], view.further[HEAD.name][view.victim], rng)
-    size = len(view.layout.vocabulary) if view.layout else 0
-    return fit_linear(known, y, rows) if kind == "linear" else fit_transformer(known, y, rows, size, rng)
+        words = fit_head(known[:2], y, rows[:2], view.further[HEAD.name][view.victim], rng)
+    elif kind == "linear":
+        words = fit_linear(known, y, rows)
+    else:
+        words = fit_transformer(known, y, rows, len(view.layout.vocabulary) if view.layout else 0, rng)
+    return Decoded(words, words)
 
 
 def _scale_columns(*groups: States) -> list[States]:

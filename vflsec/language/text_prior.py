@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from sklearn.model_selection import KFold
 from torch import Tensor
+from torch.nn import functional as F
 
 from vflsec.base.layout import PADDING
 from vflsec.core.attack import Attack
@@ -29,8 +30,9 @@ class TextPrior(Attack):
     """The best of three guesses from known rows: the commonest word of each position, the likeliest sentence, forests.
 
     The likeliest sentence is that of an n-gram model of two words, smoothed by the words of each position. A forest for
-    each position predicts its word from own columns. Held-out known rows choose between the three. It reads no message
-    and is *alone* beside every attack on text. It has a guess for each position, as if all texts were as long.
+    each position predicts its word from own columns, and of training rows from labels, which the active party has.
+    Held-out known rows choose between the three. It reads no message and is *alone* beside every attack on text. It has
+    a guess for each position, as if all texts were as long.
 
     Source: this project; n-grams as in Jurafsky and Martin, Speech and Language Processing, chapter 3.
 
@@ -39,7 +41,7 @@ class TextPrior(Attack):
     """
 
     name = "text-prior"
-    version = 4
+    version = 5
     baseline = True
     side = "either"
     target = "text"
@@ -62,24 +64,37 @@ class TextPrior(Attack):
         return Guess(guess_alone(view, rng)[0])
 
 
-def guess_alone(view: View, rng: torch.Generator) -> tuple[dict[str, Tensor], Tensor]:
-    """Return words (n, T) for every split, and those (m, T) of known rows, each guessed without the row."""
-    x = {split: columns.cpu().numpy() for split, columns in view.features.items()}
-    known, y = x[view.aux_split][view.aux_rows.cpu().numpy()], view.aux_labels.cpu().numpy()
-    seed = int(torch.randint(2**31, (), generator=rng))
+def guess_alone(view: View, rng: torch.Generator) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return by split words (n, T), and those (m, T) of known rows, each guessed without the row."""
+    y, seed = view.aux_labels.cpu().numpy(), int(torch.randint(2**31, (), generator=rng))
     folds = list(KFold(min(FOLDS, len(y))).split(y)) if len(y) > 1 else []
-    words, held_out = {}, {}
+    of_all: dict[str, Words] = {}
+    of_known: dict[str, Words] = {}
     for kind, find in (("commonest", find_commonest), ("likeliest", find_likeliest)):
-        words[kind] = {split: np.tile(find(y), (len(rows), 1)) for split, rows in x.items()}
-        held_out[kind] = np.zeros_like(y)
+        of_all[kind], of_known[kind] = find(y), np.zeros_like(y)
         for fit, out in folds:
-            held_out[kind][out] = find(y[fit])
-    if folds and known.shape[1]:
-        of_known, shares = fit_forests(known, y, x, seed)
-        words["forests"], held_out["forests"] = {split: s.guess() for split, s in shares.items()}, of_known.guess()
-    best = max(held_out, key=lambda kind: _count_right(held_out[kind], y))
-    guess = {split: torch.from_numpy(of_split).double() for split, of_split in words[best].items()}
-    return guess, torch.from_numpy(held_out[best])
+            of_known[kind][out] = find(y[fit])
+    guess, held_out = {}, {}
+    for split, rows in view.features.items():
+        words, left_out = {kind: np.tile(w, (len(rows), 1)) for kind, w in of_all.items()}, dict(of_known)
+        known, x = (columns.cpu().numpy() for columns in list_columns(view, split))
+        if folds and x.shape[1]:
+            shares, by_split = fit_forests(known[view.aux_rows.cpu().numpy()], y, {split: x}, seed)
+            words["forests"], left_out["forests"] = by_split[split].guess(), shares.guess()
+        best = max(left_out, key=lambda kind: _count_right(left_out[kind], y))
+        guess[split], held_out[split] = torch.from_numpy(words[best]).double(), torch.from_numpy(left_out[best])
+    return guess, held_out
+
+
+def list_columns(view: View, split: str) -> tuple[Tensor, Tensor]:
+    """Return own columns (n, c) of the split with known rows and of another, with labels if it has those of both."""
+    splits = (view.aux_split, split)
+    known, rows = (view.features[name] for name in splits)
+    if view.labels.keys() >= {*splits}:
+        size = 1 + max(int(view.labels[name].max()) for name in splits)
+        labels = (F.one_hot(view.labels[name], size) for name in splits)
+        known, rows = (torch.cat([x, y.to(x)], dim=1) for x, y in zip((known, rows), labels, strict=True))
+    return known, rows
 
 
 def _count_right(guess: Words, y: Words) -> int:

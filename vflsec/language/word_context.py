@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import NamedTuple, Protocol
 
 import torch
@@ -22,8 +23,14 @@ STEPS, BATCH, SHORT, RATE, DECAY, SMOOTHING = 400, 32, 24, 6e-3, 1e-2, 0.02
 """Of its training: batches, known texts of a batch, words of texts of which a batch has so many, learning rate, weight
 decay, and label smoothing."""
 
-MOST_HIDDEN, REPEATS, TABLE = 0.4, 4, 2 * 10**7
+CHOICES, SURE = 32, 0.9
+"""The most choices of words that are likely together, and the share above which a word is chosen at once."""
+
+MOST_HIDDEN, DRAWS, TABLE = 0.4, 4, 2 * 10**7
 """The largest share of hidden words of a text, draws of noise for held-out texts, most likelihoods of others."""
+
+AGAIN, RARE = (0.0, 0.5, 1.0), 3.0
+"""Powers of the ratios of repeated words, and how many words the mean rate of all of them stands for."""
 
 
 class States(NamedTuple):
@@ -273,7 +280,9 @@ class Network(nn.Module):
         optimizer = torch.optim.AdamW(network.parameters(), RATE, weight_decay=DECAY)
         schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.02, STEPS)
         others = others.thin(max(1, TABLE // order.shares.shape[1]))
-        table = torch.cat([channel.read(x).float() for x in torch.split(others.values, BATCH)])
+        table = torch.empty(*others.mask.shape, order.shares.shape[1])
+        for at in torch.arange(len(table)).split(BATCH):  # type: ignore[no-untyped-call]
+            table[at] = channel.read(others.values[at]).float()
 
         def score(likely: Tensor, mask: Tensor, columns: Tensor) -> Tensor:
             share = MOST_HIDDEN * torch.rand(len(mask), 1, generator=rng)
@@ -297,28 +306,59 @@ class Network(nn.Module):
         return network.eval()
 
 
+class Repeats(NamedTuple):
+    """How much likelier a word is where its text has the same word elsewhere: a text has its own subject.
+
+    Attributes:
+        rates: (K,) how often a word is taken from the others of its text.
+        usual: (K,) shares of words in all texts.
+    """
+
+    rates: Tensor
+    usual: Tensor
+
+    @classmethod
+    def fit(cls, words: Tensor, size: int) -> Repeats:
+        """Return those of texts (m, T) by number, negative at padding: how often words return, beyond chance."""
+        counts = (F.one_hot(words.clamp_min(0), size) * (words >= 0)[..., None]).sum(dim=1).double()  # (m, K)
+        total, lengths = counts.sum(dim=0), counts.sum(dim=1, keepdim=True)
+        usual = (total + 0.5) / (total + 0.5).sum()
+        beyond = (counts * (counts > 1) - counts * (1 - (1 - usual) ** (lengths - 1))).sum(dim=0)
+        mean = beyond.clamp_min(0).sum() / total.sum().clamp_min(1)
+        return cls(((beyond + RARE * mean) / (total + RARE)).clamp(0, 0.95), usual)
+
+    def expect(self, shares: Tensor, mask: Tensor) -> Tensor:
+        """Return the ratios (n, T, K) of each word by the shares (n, T, K) of the other words of its text."""
+        shares = F.normalize(shares, p=1, dim=2) * mask[..., None]
+        others = (shares.sum(dim=1, keepdim=True) - shares) / (mask.sum(dim=1) - 1).clamp_min(1)[:, None, None]
+        return 1 - self.rates + self.rates * others / self.usual
+
+
 class WordContext(NamedTuple):
     """What all but its own state says of a word: the order of words and own columns, and a network of both.
 
     The order learns pairs from few texts, the network knows words far from each other. As noise is drawn for each word,
-    either gives shares by which the likelihoods of a state are multiplied; a weighted geometric mean joins them.
+    either gives shares by which the likelihoods of a state are multiplied; a weighted geometric mean joins them. Words
+    that return in a text are likelier than that.
 
     Attributes:
         order: of the words.
         by_columns: ratios that go with the order.
-        network: None before it is fitted.
-        power: the weight of the network.
+        network: None before it is fitted, as are repeats.
+        repeats: of the words.
+        powers: of the network, which is its weight, and of the repeats.
     """
 
     order: WordOrder
     by_columns: ColumnRatios
     network: Network | None = None
-    power: float = 0.0
+    repeats: Repeats | None = None
+    powers: tuple[float, float] = (0.0, 0.0)
 
     def expect(self, likely: Tensor, states: States) -> Tensor:
         """Return shares of words (n, T, K) by likelihoods (n, T, K) of all words; both are up to a factor."""
-        shares = self._expect_by_order(likely, states)
-        return self._join(shares, self._expect_by_network(likely, states)) if self.power else shares
+        by_order = self._expect_by_order(likely, states)
+        return self._join(by_order, self._expect_by_network(likely, states) if self.powers[0] else None, likely, states)
 
     def _expect_by_order(self, likely: Tensor, states: States) -> Tensor:
         ratios = self.by_columns(states.shares)
@@ -330,13 +370,43 @@ class WordContext(NamedTuple):
         scores: Tensor = self.network(likely, states.mask, states.columns)
         return scores.softmax(dim=2).double()
 
-    def _join(self, by_order: Tensor, by_network: Tensor) -> Tensor:
-        return by_network**self.power * by_order ** (1 - self.power)
+    def _join(self, by_order: Tensor, by_network: Tensor | None, likely: Tensor, states: States) -> Tensor:
+        power, again = self.powers
+        shares = by_order if by_network is None else by_network**power * by_order ** (1 - power)
+        if not again:
+            return shares
+        assert self.repeats is not None
+        return shares * self.repeats.expect(shares * likely, states.mask) ** again
+
+    def decode(self, likely: Tensor, shares: Tensor, states: States) -> Tensor:
+        """Return words (n, T) that are likely together, by number: the surest are chosen first, the others given them.
+
+        Args:
+            likely: (n, T, K) likelihoods, up to a factor.
+            shares: (n, T, K) of words, ``likely`` times what ``expect`` returns, up to a factor.
+            states: of the n texts.
+        """
+        words, hard = shares.argmax(dim=2), likely.clone()
+        at, is_open, count = torch.arange(len(words)), states.mask, -(-words.shape[1] // CHOICES)
+        while len(at):
+            share, best = F.normalize(shares, p=1, dim=2).max(dim=2)
+            share = torch.where(is_open, share, -1.0)
+            is_chosen = is_open & ((share >= share.topk(count, dim=1).values[:, -1:]) | (share > SURE))
+            words[at] = torch.where(is_chosen, best, words[at])
+            hard[is_chosen] = F.one_hot(best[is_chosen], hard.shape[2]).to(hard)
+            is_open = is_open & ~is_chosen
+            rest = is_open.any(dim=1).nonzero()[:, 0]
+            at, is_open, hard, likely = at[rest], is_open[rest], hard[rest], likely[rest]
+            states = states.select(rest)
+            shares = self.expect(hard, states) * likely if len(rest) else shares
+        return words
 
     def add_network(
         self, words: Tensor, known: States, others: States, channel: Likelihoods, rng: torch.Generator
     ) -> WordContext:
-        """Return this context with a network, and the power that is best on a fifth of known texts, left out for it.
+        """Return this context with a network and repeats, and the powers that are best on a fifth of known texts.
+
+        That fifth is left out for it.
 
         Args:
             words: (m, T) of known texts, by number, negative at padding.
@@ -348,19 +418,19 @@ class WordContext(NamedTuple):
         is_out = torch.arange(len(words)) % FOLDS == 0
         if is_out.all():
             return self
-        fit, columns = words[~is_out], known.columns[~is_out]
-        order = WordOrder.fit(fit, self.order.shares.shape[1])
-        trial = self._replace(order=order, network=Network.fit(fit, columns, others, order, channel, rng))
+        fit, columns, size = words[~is_out], known.columns[~is_out], self.order.shares.shape[1]
+        order, repeats = WordOrder.fit(fit, size), Repeats.fit(fit, size)
+        trial = self._replace(order=order, repeats=repeats)
+        trial = trial._replace(network=Network.fit(fit, columns, others, order, channel, rng))
         out = is_out.nonzero()[: max(1, ENTRIES // self.order.shares.numel()), 0]  # for memory
-        w, states, fits = words[out], known.select(out), dict.fromkeys(POWERS, 0.0)
-        for _ in range(REPEATS):
+        w, states, fits = words[out], known.select(out), dict.fromkeys(product(POWERS, AGAIN), 0.0)
+        for _ in range(DRAWS):
             likely = channel.draw(w, rng)
             both = trial._expect_by_order(likely, states), trial._expect_by_network(likely, states)
-            for power in fits:
-                shares = F.normalize(trial._replace(power=power)._join(*both) * likely, p=1, dim=2)
-                right = shares.gather(2, w.clamp_min(0)[..., None])[..., 0]
-                fits[power] += float(right[w >= 0].clamp_min(TINY).log().sum())
-        power = max(fits, key=fits.__getitem__)
-        if not power:
-            return self
-        return self._replace(network=Network.fit(words, known.columns, others, self.order, channel, rng), power=power)
+            for powers in fits:
+                shares = trial._replace(powers=powers)._join(*both, likely, states) * likely
+                right = F.normalize(shares, p=1, dim=2).gather(2, w.clamp_min(0)[..., None])[..., 0]
+                fits[powers] += float(right[w >= 0].clamp_min(TINY).log().sum())
+        powers = max(fits, key=fits.__getitem__)
+        network = Network.fit(words, known.columns, others, self.order, channel, rng) if powers[0] else None
+        return self._replace(network=network, repeats=Repeats.fit(words, size), powers=powers)

@@ -79,6 +79,8 @@ def score(
             sure = _score_knowledge(s, y, first) if halves and answers.dim() == 1 else {}
             if split in guess.prior:
                 sure["gained"] = metrics.count_gained(s, y, guess.prior[split][keep].cpu().numpy())
+            if split in guess.whole:
+                sure["exact"] = metrics.exact(guess.whole[split][keep].cpu().numpy(), y)
             blocks[split] = msgspec.structs.replace(
                 block, metrics=block.metrics | sure, halves=halves, known=len(exclude) / rows, known_of_class=of_class
             )
