@@ -115,6 +115,7 @@ DAMAGES = {
     "a hole": (lambda x: x.index_fill(1, torch.tensor(1), 0), "got other places in 300 test texts"),
     "padding in front": (lambda x: x.flip(1), "got other places in .* test texts"),
     "no states": (lambda x: x.index_fill(0, torch.arange(9), 0), "got other places in 9 test texts"),
+    "the same state": (lambda x: (x != 0).to(x), "got the same one for all words of test texts"),
     "a larger unit": (lambda x: 3 * x, r"about as large as those of train texts, got 3 times"),
     "a smaller unit": (lambda x: 0.3 * x, r"about as large as those of train texts, got 0.3 times"),
 }
@@ -381,6 +382,14 @@ def test_whole_texts_are_scored_by_the_guess_of_whole_texts():
     rows = {"exclude": torch.arange(0), "seed": 0, "known": "test", "names": metrics.TEXT}
     block = score(guess, GroundTruth({"test": truth}), headline="tokens", **rows)["test"]
     assert (block.metrics["tokens"], block.metrics["exact"]) == (0.5, 0.75)
+
+
+@pytest.mark.parametrize("has_prior", [False, True])
+def test_one_text_for_all_rows_is_no_alarm_where_it_is_compared_with_the_guess_without_the_federation(has_prior):
+    truth, words = torch.tensor([[5, 6], [7, 8], [5, 8], [7, 6]]), torch.tensor([[5, 8]]).repeat(4, 1).double()
+    rows = {"exclude": torch.arange(0), "seed": 0, "known": "test", "names": metrics.TEXT}
+    guess = Guess({"test": words}, prior={"test": words} if has_prior else {})
+    assert score(guess, GroundTruth({"test": truth}), headline="tokens", **rows)["test"].constant != has_prior
 
 
 @pytest.mark.statistical

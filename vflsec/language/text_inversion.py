@@ -53,10 +53,11 @@ class TextInversion(Attack):
     The linear decoder is a ridge regression of one-hot words on the states of a position. The second is a small
     transformer on the principal components of the states of all positions, so that it also learns which words follow
     which. The third knows the defense of words, if there is one, or a public head, and finds the likeliest words by
-    their states, by all other words of the text, by own columns and by the length of the text. The fourth knows the
-    head before training, where it is public, and finds the words that give such states. Folds of known rows choose
-    between them and the guess without the federation; what is clearly worse on the first ones is not fitted to others.
-    In folds the third knows the order of words, and its network is fitted to all known rows once it is chosen.
+    their states, by all other words of the text, by own columns, by labels of training rows and by the length of the
+    text; for whole texts, words that are likely together. The fourth knows the head before training, where it is
+    public, and finds the words that give such states. Folds of known rows choose between them and the guess without the
+    federation; what is clearly worse on the first ones is not fitted to others. In folds the third knows the order of
+    words, and its network is fitted to all known rows once it is chosen.
 
     A training row has a release in each epoch. The first and the fourth read all side by side, since each epoch has
     another model, the others their mean, since noise is drawn anew, weighted by signal and noise of each epoch. A test
@@ -204,7 +205,7 @@ def _bin(x: Tensor, reference: Tensor) -> Tensor:
 
 
 def _check_states(view: View, values: Mapping[str, Tensor], masks: Mapping[str, Tensor]) -> None:
-    """Raise InsufficientView unless each text has states and then zeros, of similar size in all splits."""
+    """Raise InsufficientView unless each text has states that differ and then zeros, of similar size in all splits."""
     known = masks[view.aux_split][view.aux_rows]
     for split, mask in masks.items():
         wrong = ~mask[:, 0] | (mask[:, 1:] & ~mask[:, :-1]).any(dim=1)
@@ -214,6 +215,11 @@ def _check_states(view: View, values: Mapping[str, Tensor], masks: Mapping[str, 
             raise InsufficientView(
                 f"expected a state for each word and zeros behind them, got other places in {int(wrong.sum())} {split} "
                 f"texts: pad on the right, drop start tokens, multiply by the mask, or choose --method split-lm"
+            )
+        if len(x := values[split][mask]) > 1 and (x == x[0]).all():
+            raise InsufficientView(
+                f"expected states that differ between words, got the same one for all words of {split} texts: record "
+                f"what the party with the text sends"
             )
         size, level = _compare_scales(values[split], mask, values[view.aux_split], masks[view.aux_split])
         if not 1 / OTHER < size < OTHER and not 1 / OTHER < level < OTHER:  # noise of training alone changes the size

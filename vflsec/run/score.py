@@ -82,8 +82,9 @@ def score(
             if split in guess.whole:
                 sure["exact"] = metrics.exact(guess.whole[split][keep].cpu().numpy(), y)
             blocks[split] = msgspec.structs.replace(
-                block, metrics=block.metrics | sure, halves=halves, known=len(exclude) / rows, known_of_class=of_class
-            )
+                block, metrics=block.metrics | sure, halves=halves, known=len(exclude) / rows, known_of_class=of_class,
+                constant=block.constant and split not in guess.prior,  # which may be the best guess, one for all rows
+            )  # fmt: skip
     return blocks
 
 
