@@ -61,6 +61,10 @@ def test_past_results_are_those_on_the_same_dataset_that_can_be_read(tmp_path):
     [
         ({}, "fedsplitnn: 420 labeled rows, 150 epochs of batches of 256; mlp: active 6 -> 2 (588 weights); pass"),
         ({"methods": ["lightgbm"]}, "lightgbm: 420 labeled rows, without messages"),
+        (
+            {"dataset": "census-text", "data": {"options": {"rows": 200}}, "methods": ["split-lm"]},
+            "split-lm: 140 labeled rows, 12 epochs of batches of 256",
+        ),
         ({"train": {"epochs": 3}, "model": {"cut": 5}}, "fedsplitnn: 420 labeled rows, 3 "),
     ],
 )  # fmt: skip

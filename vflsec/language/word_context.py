@@ -320,7 +320,9 @@ class Repeats(NamedTuple):
     @classmethod
     def fit(cls, words: Tensor, size: int) -> Repeats:
         """Return those of texts (m, T) by number, negative at padding: how often words return, beyond chance."""
-        counts = (F.one_hot(words.clamp_min(0), size) * (words >= 0)[..., None]).sum(dim=1).double()  # (m, K)
+        counts = torch.zeros(len(words), size + 1, dtype=torch.double)
+        counts.scatter_add_(1, torch.where(words < 0, size, words), torch.ones_like(words).double())
+        counts = counts[:, :size]  # (m, K)
         total, lengths = counts.sum(dim=0), counts.sum(dim=1, keepdim=True)
         usual = (total + 0.5) / (total + 0.5).sum()
         beyond = (counts * (counts > 1) - counts * (1 - (1 - usual) ** (lengths - 1))).sum(dim=0)
@@ -339,7 +341,7 @@ class WordContext(NamedTuple):
 
     The order learns pairs from few texts, the network knows words far from each other. As noise is drawn for each word,
     either gives shares by which the likelihoods of a state are multiplied; a weighted geometric mean joins them. Words
-    that return in a text are likelier than that.
+    that the text has elsewhere get more.
 
     Attributes:
         order: of the words.
@@ -404,9 +406,9 @@ class WordContext(NamedTuple):
     def add_network(
         self, words: Tensor, known: States, others: States, channel: Likelihoods, rng: torch.Generator
     ) -> WordContext:
-        """Return this context with a network and repeats, and the powers that are best on a fifth of known texts.
+        """Return this context with a network and repeats.
 
-        That fifth is left out for it.
+        Known texts, of which a fifth is left out for it, choose the powers.
 
         Args:
             words: (m, T) of known texts, by number, negative at padding.

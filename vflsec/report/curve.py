@@ -41,7 +41,7 @@ INFERRED = {
     "labels": "of the inferred labels",
     "attribute": "of the inferred attribute",
     "features": "of the recovered columns",
-    "text": "of the recovered words",
+    "text": "recovered",
     "membership": "of who was trained on",
     "parameters": "of one party's parameters",
     "exposure": "of what lies open without a guess",

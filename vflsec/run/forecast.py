@@ -34,9 +34,10 @@ def describe_networks(spec: EvalSpec) -> Iterator[str]:
         if not method.embeds:
             yield f"{label}: {rows:,} labeled rows, without networks; settings of train and model are not read"
             continue
-        epochs = count(cell.train.count_epochs(rows), "epoch")
+        train = getattr(method, "train_spec", cell.train)  # whose default may be the method's
+        epochs = count(train.count_epochs(rows), "epoch")
         networks = "; ".join(_list_networks(method, federation))
-        steps = f"{epochs} of batches of {cell.train.batch}"
+        steps = f"{epochs} of batches of {train.batch}"
         yield f"{label}: {rows:,} labeled rows, {steps}; {cell.model.encoder}: {networks}"
 
 

@@ -126,13 +126,15 @@ def measure(
     """
     s, y = scores.detach().cpu().numpy(), labels.cpu().numpy()
     ordered = dict.fromkeys((headline, *(names or metrics.list_metrics(s.shape[1]))))
+    low, high = statistics.bound_over_rows(headline, s, y, np.random.default_rng(seed))
+    chance = metrics.score_chance(headline, y)
     return Block(
         metrics={name: metrics.METRICS[name](s, y) for name in ordered},
-        ci95_rows=statistics.bound_over_rows(headline, s, y, np.random.default_rng(seed)),
-        chance=metrics.score_chance(headline, y),
+        ci95_rows=(low, high),
+        chance=chance,
         n=len(y),
         single_class=labels.dim() == 1 and len(np.unique(s.argmax(axis=1))) == 1,
-        constant=is_constant(s),
+        constant=is_constant(s) and not low > chance,  # rounding errors of a constant tell nothing, small scores may
         without=statistics.leave_out_groups(
             headline, s, y, statistics.draw_groups(len(y)) if groups is None else groups
         ),

@@ -297,6 +297,16 @@ def test_scores_are_constant_but_for_rounding(scores, constant):
     assert is_constant(scores) is constant
 
 
+def test_small_differences_of_scores_that_tell_labels_are_no_constant():
+    """Gradients of text differ by far less than their size, and rank labels all the same."""
+    labels = torch.arange(200) % 2
+    rows = {"headline": "auc", "exclude": torch.arange(0), "seed": 0, "known": "train"}
+    for differences, is_alarm in ((labels, False), (torch.rand(200, generator=torch.Generator().manual_seed(0)), True)):
+        scores = torch.stack([torch.ones(200).double(), 1 + 1e-9 * differences.double()], dim=1)
+        block = score(Guess({"train": scores}), GroundTruth({"train": labels}), **rows)["train"]
+        assert block.constant is is_alarm
+
+
 def test_the_scorer_says_so():
     truth = GroundTruth({"train": torch.tensor([0, 1] * 50)})
     for scores in (torch.ones(100, 2), torch.rand(100, 2)):
