@@ -299,6 +299,14 @@ def test_words_that_are_likely_together_make_a_text_that_occurs():
     assert texts[1, 0] == 1
 
 
+def test_one_word_of_equally_likely_ones_is_chosen_at_a_time():
+    order, likely = WordOrder.fit(torch.tensor([[0, 1], [1, 0]] * 50), 2), torch.ones(3, 2, 2).double()
+    states = States(likely, torch.ones(3, 2, dtype=torch.bool), WordShares([], []), torch.zeros(3, 1))
+    context = WordContext(order, lambda _: torch.ones(()).double())
+    texts = context.decode(likely, context.expect(likely, states) * likely, states)
+    assert (texts.sum(dim=1) == 1).all()
+
+
 @pytest.mark.parametrize("length", [3, 70])
 def test_words_that_are_sure_are_decoded_as_they_are(length):
     """Texts longer than the number of choices, too; a text may end at any place."""
@@ -317,6 +325,8 @@ def test_ratios_of_repeats_are_those_of_a_mixture_of_the_text_and_all_texts():
     ratios = Repeats(rates, usual).expect(shares, torch.tensor([[True, True, False]]))
     expected = torch.tensor([[0.5 + 0.5 * 0.5 / 0.2, 1.0], [0.5 + 0.5 * 1.0 / 0.2, 1.0]]).double()
     torch.testing.assert_close(ratios[0, :2], expected)
+    ratios = Repeats(rates, usual).expect(shares, torch.tensor([[True, False, False]]))
+    assert (ratios == 1).all()  # no other word
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.4])
@@ -343,3 +353,14 @@ def test_words_that_return_are_read_better_where_noise_hides_them(monkeypatch):
         float((read(states, words, 100, None, has_network=many) == words[100:]).double().mean()) for many in (0, 1)
     ]
     assert rates[1] > rates[0] + 0.1
+
+
+def test_clean_states_tell_words_in_an_order_that_no_known_text_has():
+    """All known texts are 1 2 3 ... 9 with one word left out: the order seems certain, and is not."""
+    rng = make_rng(0, "unusual")
+    left_out = torch.randint(9, (150,), generator=rng)
+    words = torch.arange(1, 10).expand(150, -1)[torch.arange(9) != left_out[:, None]].view(150, 8)
+    words = torch.cat([words, torch.stack([torch.randperm(9, generator=rng)[:8] + 1 for _ in range(50)])])
+    vectors = torch.randn(10, 20, generator=rng).double()
+    states = vectors[words] + 0.3 * torch.randn(200, 8, 20, generator=rng).double()
+    assert (read(states, words, 100, None)[50:] == words[150:]).double().mean() > 0.9

@@ -10,7 +10,7 @@ from sklearn.ensemble import ExtraTreesClassifier
 from torch.nn import functional as F
 
 import vflsec
-from vflsec.base.errors import InsufficientView
+from vflsec.base.errors import BadGuess, InsufficientView
 from vflsec.base.layout import PADDING, EncodedColumn, Layout
 from vflsec.base.sparse_rows import SparseRows
 from vflsec.core.message import Kind, Message, Transcript
@@ -360,6 +360,50 @@ def test_attacks_on_labels_read_the_words_that_differ_between_texts():
     table = list_sources(view)["columns"].table
     for split, x in rows.items():
         assert torch.equal(table[split], x.dense()[:, [0, 1, 1005, 1007]])
+
+
+@pytest.mark.parametrize("known", [1, 2, 3, 4])
+@pytest.mark.parametrize("decoder", ["transformer", "channel", None])
+def test_few_known_texts_are_enough_to_try(known, decoder):
+    """The best decoder reads the words of these texts in others; *alone* has no more than luck."""
+    view, words = make_view()
+    texts = words["train"][:known]
+    guess = TextInversion(decoder=decoder)(
+        dataclasses.replace(view, aux_rows=torch.arange(known), aux_labels=texts), seed=0
+    )
+    assert torch.equal(guess.scores["test"] == PADDING, words["test"] == PADDING)
+    occurs = torch.isin(words["test"], texts) & (words["test"] > START)
+    assert decoder or (guess.scores["test"] == words["test"])[occurs].double().mean() > 0.6
+
+
+@pytest.mark.parametrize("decoder", ["linear", "transformer"])
+def test_known_texts_of_one_word_are_enough_to_try(decoder):
+    view, words = make_view()
+    for m, texts in zip(view.messages, words.values(), strict=True):
+        states = m.payload["value"].view(ROWS, LENGTH, HIDDEN)
+        states[:2, 1:], texts[:2, 1:] = 0, PADDING
+    few = dataclasses.replace(view, aux_rows=torch.arange(1), aux_labels=words["train"][:1])
+    guess = TextInversion(decoder=decoder)(few, seed=0)
+    assert (guess.scores["train"][words["train"] != PADDING] != PADDING).all()
+
+
+def test_texts_without_a_word_that_counts_have_no_score():
+    truth = torch.tensor([[5, 6]]).repeat(9, 1)
+    rows = {"exclude": torch.arange(0), "seed": 0, "known": "test", "names": metrics.TEXT}
+    assert not score(Guess({"test": truth.double()}), GroundTruth({"test": truth}), headline="tokens", **rows)
+
+
+@pytest.mark.parametrize(
+    "whole",
+    [
+        {"train": torch.zeros(ROWS, LENGTH)},
+        {"test": torch.zeros(1, LENGTH)},
+        {"test": torch.full((ROWS, LENGTH), np.nan)},
+    ],
+)
+def test_whole_texts_have_the_shape_of_the_guess(whole):
+    with pytest.raises(BadGuess, match="expected whole"):
+        Guess({"test": torch.zeros(ROWS, LENGTH)}, whole=whole).check(make_view()[0])
 
 
 def test_words_are_counted_without_padding_and_without_what_all_rows_have():

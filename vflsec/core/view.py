@@ -334,4 +334,8 @@ class Guess:
                 raise BadGuess(f"expected {split} scores of real numbers, got {scores.dtype}")
             if not torch.isfinite(scores).all():
                 raise BadGuess(f"expected finite {split} scores, got {(~torch.isfinite(scores)).sum()} that are not")
-        return replace(self, scores={split: s.detach().cpu() for split, s in self.scores.items()})
+        for split, texts in self.whole.items():
+            if split not in self.scores or texts.shape != self.scores[split].shape or not torch.isfinite(texts).all():
+                raise BadGuess(f"expected whole {split} texts of finite numbers and the shape of scores, got others")
+        scores, whole = ({split: s.detach().cpu() for split, s in of.items()} for of in (self.scores, self.whole))
+        return replace(self, scores=scores, whole=whole)

@@ -274,6 +274,6 @@ class _Moments:
         shared = line.T @ self.both
         covariance = (self.states - shared - shared.T + line.T @ inputs @ line) / self.total
         least = 0.02 * covariance.diagonal().mean().clamp_min(1e-12)
-        covariance += least * torch.eye(len(covariance), dtype=torch.double)
-        whitening = torch.linalg.cholesky(torch.linalg.inv(covariance))
+        values, axes = torch.linalg.eigh(covariance + covariance.T)
+        whitening = axes * (0.5 * values.clamp_min(0) + least).rsqrt()
         return _Gaussians(line[width:], self.table @ line[:width], whitening, replaced)

@@ -35,8 +35,8 @@ ROWS, POOL, READ = 256, 10_000, 40_000
 """The most rows that are decoded at once, the words that stand for all of them in a fold of known rows, and the words
 of training texts that were read."""
 
-HIDDEN, HEADS, BLOCKS, EPOCHS, BATCH, RATE, TINY = 64, 4, 2, 60, 32, 2e-3, 1e-300
-"""Of the decoder that is a transformer; and a scale of states that are all the same."""
+HIDDEN, HEADS, BLOCKS, EPOCHS, BATCH, RATE = 64, 4, 2, 60, 32, 2e-3
+"""Of the decoder that is a transformer."""
 
 
 class Texts(NamedTuple):
@@ -75,7 +75,7 @@ class TextInversion(Attack):
     name = "text-inversion"
     side = "active"
     target = "text"
-    version = 12
+    version = 13
     needs = frozenset({Need.FEATURES, Need.EMBEDDINGS, Need.AUX_LABELS})
     wants = frozenset({MECHANISM, HEAD})
     reference = "Chen et al. 2024 (BiSR), arXiv 2409.00960; linear and channel decoders: this project"
@@ -142,7 +142,9 @@ class TextInversion(Attack):
             source = States(releases[known][at], masks[known][at], of_source, _bin(columns[at], columns))
             return Texts(source, y, States(releases[split], masks[split], shares[split], _bin(rest, columns)))
 
-        every = ["linear", *(["head"] if HEAD.name in view.further else []), "channel", "transformer", "alone"]
+        every = ["linear", *(["head"] if HEAD.name in view.further else []), "channel", "transformer"]
+        if len(view.aux_rows) >= FOLDS:  # fewer tell by chance alone that a guess is better than reading states
+            every.append("alone")
         kinds: list[str] = every if self.decoder is None else [self.decoder]
         scores: dict[str, Tensor] = {}
         whole: dict[str, Tensor] = {}
@@ -317,8 +319,8 @@ def _scale_columns(*groups: States) -> list[States]:
 def fit_linear(known: States, y: Tensor, rows: States) -> Tensor:
     """Return the words (n, T) by ridge regression of one-hot words on states and positions, with the best penalty."""
     used = known.values[known.mask].double()
-    shift, scale, positions = used.mean(dim=0), used.std(dim=0), torch.eye(known.mask.shape[1])
-    scale = scale.clamp_min(1e-6 * scale.max() + TINY)
+    shift, scale, positions = used.mean(dim=0), used.std(dim=0, correction=0), torch.eye(known.mask.shape[1])
+    scale = scale.clamp_min(1e-6 * scale.max()).masked_fill(scale.max() == 0, 1.0)
 
     def to_inputs(states: States) -> Tensor:
         place = positions.expand(len(states.mask), -1, -1)
@@ -360,7 +362,8 @@ def fit_transformer(known: States, y: Tensor, rows: States, size: int, rng: torc
     """Return the words (n, T) by a transformer on the principal components of the states."""
     used = known.values[known.mask].double()
     shift, axes = used.mean(dim=0), torch.linalg.svd(used - used.mean(dim=0), full_matrices=False).Vh[:HIDDEN].T
-    scale = ((used - shift) @ axes).std(dim=0).max().clamp_min(TINY)
+    scale = ((used - shift) @ axes).std(dim=0, correction=0).max()
+    scale = scale if scale > 0 else torch.ones_like(scale)
 
     def to_inputs(states: States) -> Tensor:
         components: Tensor = (states.values - shift) @ axes / scale

@@ -86,7 +86,10 @@ class WordOrder(NamedTuple):
 
     @classmethod
     def fit(cls, words: Tensor, size: int) -> WordOrder:
-        """Return that of ``words`` (m, T) by number, negative at padding; a fifth of them gives the weights."""
+        """Return that of ``words`` (m, T) by number, negative at padding; a fifth of them gives the weights.
+
+        As if each part had given one more word: no text is so unusual that its states cannot tell its words.
+        """
         held, kept = words[::5], words[torch.arange(len(words)) % 5 != 0]
         parts = cls._count(kept, size)
         weights = torch.full((4,), 0.25, dtype=torch.double)
@@ -97,7 +100,7 @@ class WordOrder(NamedTuple):
         likely = torch.stack([places, parts.pairs[i, j], parts.shares[t + 1, j], torch.full_like(places, 1 / size)])
         for _ in range(50):  # EM (deleted interpolation)
             joint = weights[:, None] * likely
-            weights = (joint / joint.sum(dim=0)).mean(dim=1) if len(t) else weights
+            weights = ((joint / joint.sum(dim=0)).sum(dim=1) + 1) / (len(t) + 4)
         return cls._count(words, size)._replace(weights=weights)
 
     @classmethod
@@ -333,7 +336,8 @@ class Repeats(NamedTuple):
         """Return the ratios (n, T, K) of each word by the shares (n, T, K) of the other words of its text."""
         shares = F.normalize(shares, p=1, dim=2) * mask[..., None]
         others = (shares.sum(dim=1, keepdim=True) - shares) / (mask.sum(dim=1) - 1).clamp_min(1)[:, None, None]
-        return 1 - self.rates + self.rates * others / self.usual
+        ratios = 1 - self.rates + self.rates * others / self.usual
+        return torch.where((mask.sum(dim=1) > 1)[:, None, None], ratios, 1.0)
 
 
 class WordContext(NamedTuple):
@@ -393,7 +397,8 @@ class WordContext(NamedTuple):
         while len(at):
             share, best = F.normalize(shares, p=1, dim=2).max(dim=2)
             share = torch.where(is_open, share, -1.0)
-            is_chosen = is_open & ((share >= share.topk(count, dim=1).values[:, -1:]) | (share > SURE))
+            is_first = torch.zeros_like(is_open).scatter_(1, share.topk(count, dim=1).indices, value=True)
+            is_chosen = is_open & (is_first | (share > SURE))
             words[at] = torch.where(is_chosen, best, words[at])
             hard[is_chosen] = F.one_hot(best[is_chosen], hard.shape[2]).to(hard)
             is_open = is_open & ~is_chosen

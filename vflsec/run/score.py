@@ -69,7 +69,7 @@ def score(
         guessed_rows = guess.rows.get(split, torch.arange(len(truth)))
         keep = is_scored(truth, exclude if split == known else None)[guessed_rows]
         at = guessed_rows[keep]
-        if len(torch.unique(truth[at])) > 1:  # metrics need two classes
+        if _can_be_measured(truth[at], headline):
             scored, answers = guessed[keep], truth[at]
             s, y = scored.detach().cpu().numpy(), answers.numpy()
             first = draw_first_half(answers, derive(seed, "halves", split))
@@ -86,6 +86,13 @@ def score(
                 constant=block.constant and split not in guess.prior,  # which may be the best guess, one for all rows
             )  # fmt: skip
     return blocks
+
+
+def _can_be_measured(truth: Tensor, headline: str) -> bool:
+    """Return whether the rows have two classes, or words that count."""
+    if headline == metrics.TEXT[0]:
+        return bool(len(truth) and metrics.find_words_that_count(truth.numpy()).any())
+    return len(torch.unique(truth)) > 1
 
 
 def score_facts(guess: Guess) -> dict[str, Block]:
