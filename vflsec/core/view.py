@@ -337,5 +337,5 @@ class Guess:
         for split, texts in self.whole.items():
             if split not in self.scores or texts.shape != self.scores[split].shape or not torch.isfinite(texts).all():
                 raise BadGuess(f"expected whole {split} texts of finite numbers and the shape of scores, got others")
-        scores, whole = ({split: s.detach().cpu() for split, s in of.items()} for of in (self.scores, self.whole))
-        return replace(self, scores=scores, whole=whole)
+        detached = [{split: x.detach().cpu() for split, x in of.items()} for of in (self.scores, self.whole)]
+        return replace(self, scores=detached[0], whole=detached[1])
