@@ -29,12 +29,13 @@ from vflsec.run.describe import build_manifest
 MANIFEST = build_manifest(specs.EvalSpec())
 NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?"
 SHARES = ("tpr@0.001", "tpr@0.01", "known@0.99", "right@0.99", "known_of_class@0.99", "right_of_class@0.99")
+ON_TEXT = ("exact", "gained")
 SCORES = ("CAP", "calibrated CAP", "hypervolume", "strongest leak")
 
 
 def make_report(seed, *, strength=None, audited=""):
     """A report of two defenses that has each kind of table, and any numbers in them."""
-    source, numbers = random.Random(seed), count()  # noqa: S311
+    source, on_text, numbers = random.Random(seed), random.Random(seed), count()  # noqa: S311
 
     def maybe(value):
         return None if source.random() < 0.15 else value
@@ -54,7 +55,7 @@ def make_report(seed, *, strength=None, audited=""):
             leaked, rows=rows, chance=maybe(source.random()), alone=maybe(source.random()), advantage=gain.mean,
             advantage_ci95=gain.ci95, accuracy=maybe(source.random()), bits=bits.mean, bits_ci95=bits.ci95,
             detectable=maybe(source.random()), p_holm=maybe(source.uniform(0, 0.1)),
-            others={name: source.random() for name in SHARES},
+            others={name: source.random() for name in SHARES} | {name: on_text.random() for name in ON_TEXT},
             alone_others={name: source.random() for name in SHARES if source.random() < 0.8},
             by_seed={} if leaked.mean is None else {k: source.random() for k in range(2)},
         )  # fmt: skip
@@ -309,6 +310,8 @@ CHECKS = {
     "as SS-VFL counts": of_reached("paper_bytes", 2**20),
     "status": check_status,
     "bits per row": lambda cell, row: check_interval(cell, row["leak"]["bits"], row["leak"]["bits_ci95"]),
+    "whole texts": of_others("exact"),
+    "gained": lambda cell, row: check_number(cell, row["leak"]["others"]["gained"]),
     "TPR at 0.1 % FPR": of_others("tpr@0.001"),
     "TPR at 1 % FPR": of_others("tpr@0.01"),
     "of a class known > 99 %": of_others("known_of_class@0.99"),
@@ -414,7 +417,15 @@ READERS = {
     "latex": lambda report, details: read_latex(report.to_latex(details=details)),
     "html": lambda report, details: read_html(page.write_page([page.Part(report.summary, report.manifest)])),
 }
-WIDE = {title for title in CHECKS if "bits" in title or "FPR" in title or "of a class" in title or "of these" in title}
+WIDE = {
+    title
+    for title in CHECKS
+    if title in ("whole texts", "gained")
+    or "bits" in title
+    or "FPR" in title
+    or "of a class" in title
+    or "of these" in title
+}
 """Columns of a table for which a terminal has no room."""
 HEADLINES = {"cost", "more than alone", "δ", "strongest attack"}
 

@@ -141,6 +141,10 @@ def _is_evaluation(summary: Summary) -> bool:
     return not summary.audited
 
 
+def _has_text(summary: Summary) -> bool:
+    return any("gained" in p.leak.others for p in summary.points)
+
+
 BOTH = (Point, Damage)
 
 RESULTS: tuple[Column, ...] = (
@@ -206,6 +210,11 @@ RESULTS: tuple[Column, ...] = (
            place=130, help="What the attack spent, and how surely the known labels give the sign of its score."),
     *_with_interval("bits", lambda p: (p.leak.bits, p.leak.bits_ci95), title="bits per row ↓", where="per row",
                     help="What a guess tells of a row beyond alone, both calibrated on other rows."),
+    Column("exact", lambda p: p.leak.others.get("exact"), "whole texts ↓", _with_alone("exact"), where="per row",
+           is_shown=_has_text, help="The share of texts that are right as a whole; in brackets that of alone."),
+    Column("gained", lambda p: p.leak.others.get("gained"), "gained ↓", where="per row", is_shown=_has_text,
+           cell=lambda p: write_number(p.leak.others.get("gained")),
+           help="Of the words that alone gets wrong, the share that the attack gets right."),
     Column("tpr@0.001", lambda p: p.leak.others.get("tpr@0.001"), "TPR at 0.1 % FPR ↓", _with_alone("tpr@0.001"),
            where="per row", help="The share of a class that an attack finds while at most this share of the other rows "
            "is taken for it."),
