@@ -88,7 +88,7 @@ class WordOrder(NamedTuple):
     def fit(cls, words: Tensor, size: int) -> WordOrder:
         """Return that of ``words`` (m, T) by number, negative at padding; a fifth of them gives the weights.
 
-        As if each part had given one more word: no text is so unusual that its states cannot tell its words.
+        As if one more word had been any word: no text is so unusual that its states cannot tell its words.
         """
         held, kept = words[::5], words[torch.arange(len(words)) % 5 != 0]
         parts = cls._count(kept, size)
@@ -100,7 +100,9 @@ class WordOrder(NamedTuple):
         likely = torch.stack([places, parts.pairs[i, j], parts.shares[t + 1, j], torch.full_like(places, 1 / size)])
         for _ in range(50):  # EM (deleted interpolation)
             joint = weights[:, None] * likely
-            weights = ((joint / joint.sum(dim=0)).sum(dim=1) + 1) / (len(t) + 4)
+            weights = (joint / joint.sum(dim=0)).mean(dim=1) if len(t) else weights
+        weights *= len(t) / (len(t) + 1)
+        weights[-1] += 1 / (len(t) + 1)
         return cls._count(words, size)._replace(weights=weights)
 
     @classmethod
