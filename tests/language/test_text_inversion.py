@@ -20,7 +20,6 @@ from vflsec.data import frames
 from vflsec.data.bundle import make_table
 from vflsec.data.dataset import VerticalDataset
 from vflsec.data.partition import DataSpec
-from vflsec.inference.sources import list_sources
 from vflsec.language import text_inversion, text_prior
 from vflsec.language.noisy_channel import Decoded
 from vflsec.language.split_lm import SplitLM
@@ -350,16 +349,6 @@ def test_the_prior_reads_the_labels_of_training_rows():
         right = {split: (guess.scores[split] == w)[KNOWN:, 1].double().mean() for split, w in words.items()}
         assert right["train"] > 0.95
         assert right["test"] < 0.3
-
-
-def test_attacks_on_labels_read_the_words_that_differ_between_texts():
-    """Of the columns, a word at a position each, most are zero in all training texts."""
-    places = torch.tensor([[0, 1005], [0, 1007], [1, 1005]])
-    rows = {split: SparseRows(torch.ones(3, 2), places + 2 * k, 2000) for k, split in enumerate(("train", "test"))}
-    view = View("passive_1", "passive", 2, rows, None, torch.arange(2), torch.arange(2))
-    table = list_sources(view)["columns"].table
-    for split, x in rows.items():
-        assert torch.equal(table[split], x.dense()[:, [0, 1, 1005, 1007]])
 
 
 @pytest.mark.parametrize("known", [1, 2, 3, 4])

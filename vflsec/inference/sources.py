@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vflsec.base.sparse_rows import SparseRows
 from vflsec.core.knowledge import KNOWLEDGE
 from vflsec.core.message import Kind
 from vflsec.core.view import View, memoize
@@ -83,7 +82,7 @@ def tabulate_local(view: View) -> Iterator[tuple[str, SourceTable]]:
     Without its own model, these are the embeddings that it sent last. In how many messages of training each row is
     stands there too, if these numbers differ.
     """
-    yield COLUMNS, SourceTable(_drop_constant(view), distances=True)
+    yield COLUMNS, SourceTable(view.features, distances=True)
     if view.defended:
         yield DEFENDED_EMBEDDING, SourceTable({view.aux_split: view.defended[view.aux_split]}, distances=True)
     models = {} if view.model is None else {LOCAL_EMBEDDING: view.model}
@@ -99,16 +98,6 @@ def tabulate_local(view: View) -> Iterator[tuple[str, SourceTable]]:
         yield LOCAL_LABELS, SourceTable({split: F.one_hot(y, n_classes) for split, y in view.labels.items()})
     if view.aux_split in view.predictions:
         yield "predictions", SourceTable(view.predictions)
-
-
-def _drop_constant(view: View) -> Table:
-    """Return own columns; of a wide one-hot table, for time, those alone that differ in the split of known rows."""
-    rows = view.features.get(view.aux_split)
-    if not isinstance(rows, SparseRows):
-        return view.features
-    x = rows.dense()
-    varies = (x != x[:1]).any(dim=0)
-    return {split: torch.as_tensor(part.numpy())[:, varies].to(x.device) for split, part in view.features.items()}
 
 
 def tabulate_releases(view: View) -> Iterator[tuple[str, SourceTable]]:
