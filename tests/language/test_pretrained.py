@@ -29,7 +29,7 @@ from vflsec.language.split_lm import SplitLM
 from vflsec.language.text import START, Tokenizer, make_text_table
 from vflsec.language.text_inversion import TextInversion
 from vflsec.language.text_prior import fit_forests
-from vflsec.language.word_context import States
+from vflsec.language.word_order import States
 from vflsec.language.word_privacy import SanText, SnD
 from vflsec.results import metrics
 from vflsec.run.federation import build_federation

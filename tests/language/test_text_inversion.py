@@ -391,7 +391,7 @@ def test_texts_without_a_word_that_counts_have_no_score():
     ],
 )
 def test_whole_texts_have_the_shape_of_the_guess(whole):
-    with pytest.raises(BadGuess, match="expected whole"):
+    with pytest.raises(BadGuess, match="expected finite whole texts"):
         Guess({"test": torch.zeros(ROWS, LENGTH)}, whole=whole).check(make_view()[0])
 
 

@@ -13,7 +13,8 @@ from torch.nn import functional as F
 from vflsec.base.layout import PADDING
 from vflsec.core.knowledge import Knowledge
 from vflsec.core.method import Trained
-from vflsec.language.word_context import ENTRIES, ColumnRatios, States, WordContext, WordOrder
+from vflsec.language.word_context import WordContext
+from vflsec.language.word_order import ENTRIES, ColumnRatios, States, WordOrder
 from vflsec.language.word_privacy import WordPrivacy, WordReplacement
 
 COMPONENTS, WIDTH, ROUNDS, MORE, EVIDENCE = 128, 256, 6, 2, 30
@@ -96,7 +97,7 @@ def fit_channel(
         rows: n others.
         mechanism: the defense of words, or a public head, if there is one.
         others: rows for EM in place of ``rows``, if these are few.
-        has_network: whether a network is fitted, too, which learns from words far away.
+        has_network: whether a network is fitted, too, which learns from words far away, and whole texts are decoded.
     """
     vocabulary, numbers = y[known.mask].unique(return_inverse=True)  # type: ignore[no-untyped-call]
     if mechanism and len(mechanism.embeddings) ** 2 <= ENTRIES:
@@ -149,8 +150,9 @@ def fit_channel(
         likely = score.read(project(part.values))
         shares = context.expect(likely, part) * likely
         each[at] = torch.where(part.mask, vocabulary[shares.argmax(dim=2)], PADDING)
-        whole[at] = torch.where(part.mask, vocabulary[context.decode(likely, shares, part)], PADDING)
-    return Decoded(each, whole)
+        if has_network:
+            whole[at] = torch.where(part.mask, vocabulary[context.decode(likely, shares, part)], PADDING)
+    return Decoded(each, whole if has_network else each)
 
 
 def _split(states: States, n: int) -> Iterator[States]:

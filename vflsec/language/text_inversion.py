@@ -21,7 +21,7 @@ from vflsec.language.noisy_channel import MECHANISM, Decoded, Mechanism, fit_cha
 from vflsec.language.public_head import HEAD, find_centers, fit_head
 from vflsec.language.text_prior import TextPrior, fit_forests, guess_alone, list_columns
 from vflsec.language.transformer import Blocks, split_positions
-from vflsec.language.word_context import States
+from vflsec.language.word_order import States
 from vflsec.nn.stacked import draw_batches
 
 PENALTIES = (1e-3, 1e-1, 1e1, 1e3)

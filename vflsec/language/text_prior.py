@@ -87,7 +87,7 @@ def guess_alone(view: View, rng: torch.Generator) -> tuple[dict[str, Tensor], di
 
 
 def list_columns(view: View, split: str) -> tuple[Tensor, Tensor]:
-    """Return own columns (n, c) of the split with known rows and of another, with labels if it has those of both."""
+    """Return the columns (n, c) of the split with known rows and of another, with labels if both splits have them."""
     splits = (view.aux_split, split)
     known, rows = (view.features[name] for name in splits)
     if view.labels.keys() >= {*splits}:

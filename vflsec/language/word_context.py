@@ -1,4 +1,4 @@
-"""The word at a position by the other words of its text and by own columns: word order, forests and a network."""
+"""The word at a position by the other words of its text and by own columns: word order, a network and repeats."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vflsec.language.text_prior import FOLDS, WordShares
+from vflsec.language.text_prior import FOLDS
+from vflsec.language.word_order import ENTRIES, POWERS, ColumnRatios, States, WordOrder
 
-ENTRIES, POWERS, TINY = 4 * 10**6, (0.0, 0.25, 0.5, 0.75, 1.0), 1e-12
-"""The most numbers in a table that grows with positions and words; powers of the ratios by columns and of the network;
-and the smallest share of a word."""
+TINY = 1e-12
+"""The smallest share of a word."""
 
 OFFSETS, VECTOR, HIDDEN, DROPOUT = (-3, -2, -1, 1, 2, 3), 64, 160, 0.5
 """Of the network: positions that it reads one by one, numbers that stand for a word, hidden units, and share of them
@@ -31,191 +31,6 @@ MOST_HIDDEN, DRAWS, TABLE = 0.4, 4, 2 * 10**7
 
 AGAIN, RARE = (0.0, 0.5, 1.0), 3.0
 """Powers of the ratios of repeated words, and how many words the mean rate of all of them stands for."""
-
-
-class States(NamedTuple):
-    """Hidden states of rows: values (n, T, r, d) of r releases, where words are (n, T), shares of words, and columns.
-
-    The columns (n, c) are those of the active party, standardized, and the length of the text, which the mask tells;
-    the shares are those of a forest on them. Decoders read values (n, T, k): releases side by side, which tells how the
-    model changed, or their weighted mean, which noise changes least.
-    """
-
-    values: Tensor
-    mask: Tensor
-    shares: WordShares
-    columns: Tensor
-
-    def select(self, rows: Tensor) -> States:
-        """Return those of some rows."""
-        return States(self.values[rows], self.mask[rows], self.shares.select(rows), self.columns[rows])
-
-    def thin(self, words: int) -> States:
-        """Return evenly spaced rows with about so many positions."""
-        n, length = self.mask.shape
-        return self.select(torch.linspace(0, n - 1, min(n, max(1, words // length))).long())
-
-    def join(self) -> States:
-        """Return those with releases side by side, (n, T, r·d)."""
-        return self._replace(values=self.values.flatten(2))
-
-    def average(self, weights: Tensor) -> States:
-        """Return those with the mean of releases by weights (r,), (n, T, d); one that is missing is zero."""
-        if self.values.shape[2] == 1:
-            return self.join()
-        total = (self.values.any(dim=3) * weights).sum(dim=2).clamp_min(1e-30)
-        return self._replace(values=(self.values * weights[:, None]).sum(dim=2) / total[..., None])
-
-
-class WordOrder(NamedTuple):
-    """Which words follow each other: a mixture, so that what known rows do not have stays possible.
-
-    Attributes:
-        first: (K,) shares of the first word.
-        pairs: (K, K) of a word after another.
-        places: (T - 1, K, K) of the same at each position; empty where it would be too large.
-        shares: (T, K) of words at each position.
-        weights: of pairs at a position, pairs anywhere, words at a position, and any word.
-    """
-
-    first: Tensor
-    pairs: Tensor
-    places: Tensor
-    shares: Tensor
-    weights: Tensor
-
-    @classmethod
-    def fit(cls, words: Tensor, size: int) -> WordOrder:
-        """Return that of ``words`` (m, T) by number, negative at padding; a fifth of them gives the weights.
-
-        As if one more word had been any word: no text is so unusual that its states cannot tell its words.
-        """
-        held, kept = words[::5], words[torch.arange(len(words)) % 5 != 0]
-        parts = cls._count(kept, size)
-        weights = torch.full((4,), 0.25, dtype=torch.double)
-        before, after = held[:, :-1], held[:, 1:]
-        at = (after >= 0).nonzero()
-        i, j, t = before[at[:, 0], at[:, 1]], after[at[:, 0], at[:, 1]], at[:, 1]
-        places = parts.places[t, i, j] if len(parts.places) else torch.zeros(len(t), dtype=torch.double)
-        likely = torch.stack([places, parts.pairs[i, j], parts.shares[t + 1, j], torch.full_like(places, 1 / size)])
-        for _ in range(50):  # EM (deleted interpolation)
-            joint = weights[:, None] * likely
-            weights = (joint / joint.sum(dim=0)).mean(dim=1) if len(t) else weights
-        weights *= len(t) / (len(t) + 1)
-        weights[-1] += 1 / (len(t) + 1)
-        return cls._count(words, size)._replace(weights=weights)
-
-    @classmethod
-    def _count(cls, words: Tensor, size: int) -> WordOrder:
-        length = words.shape[1]
-        pairs, shares = torch.zeros(size, size, dtype=torch.double), torch.zeros(length, size, dtype=torch.double)
-        is_small = length * size**2 <= ENTRIES
-        places = torch.zeros((length - 1) * is_small, size, size, dtype=torch.double)
-        for t in range(length):
-            used = words[:, t] >= 0
-            shares[t] = torch.bincount(words[used, t], minlength=size)
-            if t:
-                index, unit = (words[used, t - 1], words[used, t]), torch.ones(int(used.sum()), dtype=torch.double)
-                pairs.index_put_(index, unit, accumulate=True)
-                if is_small:
-                    places[t - 1].index_put_(index, unit, accumulate=True)
-        shares, pairs, places = (x / x.sum(dim=-1, keepdim=True).clamp_min(1) for x in (shares, pairs, places))
-        return cls(shares[0], pairs, places, shares, torch.zeros(4))
-
-    def follow(self, before: Tensor, t: int) -> Tensor:
-        """Return the shares (n, K) of words at position ``t`` by those (n, K) of the word before."""
-        at_place, anywhere, share, any_word = self.weights
-        after: Tensor = anywhere * self._move(before, self.pairs)
-        if len(self.places):
-            after += at_place * self._move(before, self.places[t - 1])
-        after += before.sum(dim=1, keepdim=True) * self._rest(t, share, any_word)
-        return after
-
-    def precede(self, after: Tensor, t: int) -> Tensor:
-        """Return how likely what comes from position ``t`` on (n, K) is for each word before it (n, K)."""
-        at_place, anywhere, share, any_word = self.weights
-        before: Tensor = anywhere * self._move(after, self.pairs.T)
-        if len(self.places):
-            before += at_place * self._move(after, self.places[t - 1].T)
-        before += after @ self._rest(t, share, any_word)[:, None]
-        return before
-
-    def _move(self, shares: Tensor, table: Tensor) -> Tensor:
-        """Return the product of shares (n, K) and a table (K, K), which has numbers for words of known rows alone."""
-        seen = self.shares.any(dim=0).nonzero()[:, 0]
-        product = torch.zeros_like(shares)
-        product[:, seen] = shares[:, seen] @ table[seen][:, seen]
-        return product
-
-    def _rest(self, t: int, share: Tensor, any_word: Tensor) -> Tensor:
-        return share * self.shares[t] + any_word / len(self.first)
-
-    def expect(self, likely: Tensor, mask: Tensor) -> Tensor:
-        """Return the shares (n, T, K) of words by all others of their text, without what ``likely`` says of their own.
-
-        The forward-backward algorithm, on likelihoods (n, T, K) up to a factor.
-        """
-        n, length, size = likely.shape
-        prior, after = torch.empty_like(likely), likely.new_ones(n, size)
-        before = (0.9 * self.first + 0.1 / size).expand(n, -1)
-        for t in range(length):
-            prior[:, t] = before if not t else self.follow(before, t)
-            before = F.normalize(prior[:, t] * likely[:, t], p=1, dim=1)
-        for t in range(length - 1, -1, -1):
-            prior[:, t] *= after
-            after = self.precede(after * likely[:, t], t) if t else after
-            after = torch.where(mask[:, t, None], F.normalize(after, p=1, dim=1), 1.0)
-        return F.normalize(prior, p=1, dim=2)
-
-
-class ColumnRatios:
-    """How much likelier words are by the columns of the active party than by their position.
-
-    On held-out known rows, EM estimates how often shares by columns are right at a position. The ratio is raised to the
-    power that fits these rows best, since all words of a text depend on the same columns.
-
-    Args:
-        shares: of words of m known rows by columns, each without the row.
-        words: (m, T) of them by number, negative at padding.
-        order: of the words.
-        numbers: of each position, (C,) those of the words that have shares, negative for others.
-    """
-
-    def __init__(self, shares: WordShares, words: Tensor, order: WordOrder, numbers: list[Tensor]) -> None:
-        self.order, self.numbers, self.power = order, numbers, 0.0
-        if len(words) < FOLDS:
-            return
-        most = max(FOLDS, min(len(words), ENTRIES // order.shares.numel()))  # for memory
-        judging = torch.linspace(0, len(words) - 1, most).long()
-        used, at = words[judging] >= 0, words[judging].clamp_min(0)[..., None]
-        ratios = self._compare(shares.select(judging))
-        right = ratios.gather(2, at)[..., 0]
-        trust = torch.full_like(right[0], 0.5)
-        for _ in range(50):  # one more row, where they are wrong: they never exclude a word
-            trust = (used * trust * right / (1 - trust + trust * right)).sum(dim=0) / (used.sum(dim=0) + 1)
-        self.trust = trust[:, None]
-        prior = order.expect(torch.zeros_like(ratios).scatter(2, at, 1.0), used)
-        fits = {
-            power: F.normalize(prior * self._believe(ratios) ** power, p=1, dim=2).gather(2, at) for power in POWERS
-        }
-        self.power = max(POWERS, key=lambda power: float(fits[power][used].clamp_min(1e-12).log().sum()))
-
-    def __call__(self, shares: WordShares) -> Tensor:
-        """Return the ratios (n, T, K), or a single 1 if known rows say that columns tell nothing."""
-        if not self.power:
-            return torch.ones((), dtype=torch.double)
-        return self._believe(self._compare(shares)) ** self.power
-
-    def _believe(self, ratios: Tensor) -> Tensor:
-        return 1 - self.trust + self.trust * ratios
-
-    def _compare(self, shares: WordShares) -> Tensor:
-        """Return the share of each word over its share at the position."""
-        table = self.order.shares.new_zeros(len(shares.bytes[0]), *self.order.shares.shape)
-        for t, (numbers, values) in enumerate(zip(self.numbers, shares.bytes, strict=True)):
-            table[:, t, numbers[numbers >= 0]] = torch.from_numpy(values[:, (numbers >= 0).numpy()]).double()
-        total = table.sum(dim=2, keepdim=True)
-        return torch.where((self.order.shares > 0) & (total > 0), table / total / self.order.shares, 1.0)
 
 
 class Likelihoods(Protocol):
@@ -346,8 +161,8 @@ class WordContext(NamedTuple):
     """What all but its own state says of a word: the order of words and own columns, and a network of both.
 
     The order learns pairs from few texts, the network knows words far from each other. As noise is drawn for each word,
-    either gives shares by which the likelihoods of a state are multiplied; a weighted geometric mean joins them. Words
-    that the text has elsewhere get more.
+    either gives shares by which the likelihoods of a state are multiplied; a weighted geometric mean joins them. It is
+    multiplied by the ratios of repeated words.
 
     Attributes:
         order: of the words.
@@ -413,9 +228,7 @@ class WordContext(NamedTuple):
     def add_network(
         self, words: Tensor, known: States, others: States, channel: Likelihoods, rng: torch.Generator
     ) -> WordContext:
-        """Return this context with a network and repeats.
-
-        Known texts, of which a fifth is left out for it, choose the powers.
+        """Return this context with a network and repeats, and the powers that fit a held-out fifth of known texts best.
 
         Args:
             words: (m, T) of known texts, by number, negative at padding.
@@ -429,8 +242,8 @@ class WordContext(NamedTuple):
             return self
         fit, columns, size = words[~is_out], known.columns[~is_out], self.order.shares.shape[1]
         order, repeats = WordOrder.fit(fit, size), Repeats.fit(fit, size)
-        trial = self._replace(order=order, repeats=repeats)
-        trial = trial._replace(network=Network.fit(fit, columns, others, order, channel, rng))
+        tried = Network.fit(fit, columns, others, order, channel, rng)
+        trial = self._replace(order=order, repeats=repeats, network=tried)
         out = is_out.nonzero()[: max(1, ENTRIES // self.order.shares.numel()), 0]  # for memory
         w, states, fits = words[out], known.select(out), dict.fromkeys(product(POWERS, AGAIN), 0.0)
         for _ in range(DRAWS):
