@@ -336,8 +336,6 @@ class Guess:
                 raise BadGuess(f"expected finite {split} scores, got {(~torch.isfinite(scores)).sum()} that are not")
         for split, texts in self.whole.items():
             if split not in self.scores or texts.shape != self.scores[split].shape or not torch.isfinite(texts).all():
-                raise BadGuess(
-                    f"expected finite whole texts for {split}, of the shape of its scores, got {texts.shape}"
-                )
+                raise BadGuess(f"expected finite whole texts of the shape of {split} scores, got {tuple(texts.shape)}")
         detached = [{split: x.detach().cpu() for split, x in of.items()} for of in (self.scores, self.whole)]
         return replace(self, scores=detached[0], whole=detached[1])
