@@ -453,6 +453,20 @@ def test_a_score_says_what_share_is_gained_over_the_guess_without_the_federation
     assert not block.single_class
 
 
+def test_a_report_on_text_tells_of_texts_and_not_of_classes(tmp_path):
+    report = vflsec.evaluate(
+        attack="text-inversion:decoder=linear", adversary="active", dataset="census-text", methods=["split-lm"],
+        data={"options": {"rows": 120}}, train={"epochs": 1}, aux={"n": 20}, seeds=1, jobs=1, out=tmp_path,
+    )  # fmt: skip
+    text = report.to_markdown(details=True)
+    assert " whole texts ↓ | gained ↓ |" in text
+    assert "TPR" not in text
+    assert "of a class known" not in text
+    page = (tmp_path / "report.html").read_text("utf-8")
+    assert "1 column: text of up to 22 words" in page
+    assert "word_0" not in page
+
+
 def test_an_attack_on_text_needs_text(tmp_path):
     with pytest.raises(InsufficientView, match="recovers text, and passive_1 holds columns"):
         vflsec.evaluate(attack="text-inversion", adversary="active", dataset="toy", out=tmp_path)

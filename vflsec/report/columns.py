@@ -145,6 +145,10 @@ def _has_text(summary: Summary) -> bool:
     return any("gained" in p.leak.others for p in summary.points)
 
 
+def _has_classes(summary: Summary) -> bool:
+    return any(p.target != "text" for p in summary.points)
+
+
 BOTH = (Point, Damage)
 
 RESULTS: tuple[Column, ...] = (
@@ -209,6 +213,7 @@ RESULTS: tuple[Column, ...] = (
     Column("budget", lambda p: get_budget(p).replace(", ", "; "), "budget", get_budget, kind="prose", detail=1,
            place=130, help="What the attack spent, and how surely the known labels give the sign of its score."),
     *_with_interval("bits", lambda p: (p.leak.bits, p.leak.bits_ci95), title="bits per row ↓", where="per row",
+                    is_shown=_has_classes,
                     help="What a guess tells of a row beyond alone, both calibrated on other rows."),
     Column("exact", lambda p: p.leak.others.get("exact"), "whole texts ↓", _with_alone("exact"), where="per row",
            is_shown=_has_text, help="The share of texts that are right as a whole; in brackets that of alone."),
@@ -216,18 +221,18 @@ RESULTS: tuple[Column, ...] = (
            cell=lambda p: write_number(p.leak.others.get("gained")),
            help="Of the words that alone gets wrong, the share that the attack gets right."),
     Column("tpr@0.001", lambda p: p.leak.others.get("tpr@0.001"), "TPR at 0.1 % FPR ↓", _with_alone("tpr@0.001"),
-           where="per row", help="The share of a class that an attack finds while at most this share of the other rows "
-           "is taken for it."),
+           where="per row", is_shown=_has_classes, help="The share of a class that an attack finds while at most this "
+           "share of the other rows is taken for it."),
     Column("tpr@0.01", lambda p: p.leak.others.get("tpr@0.01"), "TPR at 1 % FPR ↓", _with_alone("tpr@0.01"),
-           where="per row"),
+           where="per row", is_shown=_has_classes),
     Column("known@0.99", lambda p: p.leak.others.get("known@0.99")),
     Column("right@0.99", lambda p: p.leak.others.get("right@0.99")),
     Column("known_of_class@0.99", lambda p: p.leak.others.get("known_of_class@0.99"), "of a class known > 99 % ↓",
-           _with_alone("known_of_class@0.99"), where="per row", place=-2, help="The share of a class that "
-           "the calibrated guess names with more than 99 %, as a mean over classes; a class of more than 90 % of the "
-           "rows is left out, since its name alone is no knowledge."),
+           _with_alone("known_of_class@0.99"), where="per row", place=-2, is_shown=_has_classes,
+           help="The share of a class that the calibrated guess names with more than 99 %, as a mean over classes; a "
+           "class of more than 90 % of the rows is left out, since its name alone is no knowledge."),
     Column("right_of_class@0.99", lambda p: p.leak.others.get("right_of_class@0.99"), "of these right",
-           _with_alone("right_of_class@0.99"), where="per row", place=-1),
+           _with_alone("right_of_class@0.99"), where="per row", place=-1, is_shown=_has_classes),
     Column("highest", lambda p: p.highest),
     Column("highest_attack", lambda p: p.highest_attack, kind="name"),
     Column("highest_rows", lambda p: p.highest_rows, kind="name"),

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from vflsec.base.errors import clean
+from vflsec.base.layout import Layout
 from vflsec.core.defense import Defense
 from vflsec.data.encode import densify
 from vflsec.data.partition import Partition, PartyData
@@ -61,11 +62,17 @@ def describe_data(data: Partition) -> dict[str, Any]:
     return {
         "used": data.used,
         "data_notes": list(data.warnings),
-        "columns": {name: [column.name for column in party.layout.columns] for name, party in data.parties.items()},
+        "columns": {name: _name_columns(party.layout) for name, party in data.parties.items()},
         "classes": list(data.classes),
         "card": {name: card[name] for name in ("title", "source", "license", "label") if card.get(name)},
         "questions": {attack.name: attack.kind.target for attack in plan.list_attacks()},
     }
+
+
+def _name_columns(layout: Layout) -> list[str]:
+    """Return the names of the raw columns; a text, which has a column for each position, is one."""
+    is_text = bool(layout.vocabulary)
+    return [f"text of up to {len(layout.columns)} words"] if is_text else [column.name for column in layout.columns]
 
 
 def describe_attack(attack: Technique, label: str, adversary: str, data: Partition) -> AttackEntry:
