@@ -15,8 +15,8 @@ from vflsec.language.noisy_channel import Mechanism, fit_channel, weigh_releases
 from vflsec.language.text import START
 from vflsec.language.text_prior import WordShares, fit_forests
 from vflsec.language.transformer import Text
-from vflsec.language.word_context import Network, Repeats, WordContext
-from vflsec.language.word_order import ColumnRatios, States, WordOrder
+from vflsec.language.word_context import Network, Repeats, SimilarTexts, WordContext
+from vflsec.language.word_order import ColumnRatios, ReadTexts, States, WordOrder
 from vflsec.language.word_privacy import CusText, SanText, find_sets
 
 SIZE, LENGTH = 3, 4
@@ -189,6 +189,83 @@ def test_a_prior_keeps_noisy_states_from_spoiling_what_columns_tell(deviations, 
     assert both > alone + 0.5 if deviations < 2 else both > 0.85 * alone
     monkeypatch.setattr(noisy_channel, "EVIDENCE", 0)
     assert deviations < 2 or measure(states) < 0.5 * alone
+
+
+def test_a_word_that_is_unknown_follows_no_word_and_none_follows_it():
+    """1 2 1 2 and holes: only whole pairs count, and the last word of the vocabulary has none of them."""
+    words = torch.tensor([[1, 2, 1, 2]] * 6 + [[1, -1, -1, 2], [-1, 2, -1, 2]])
+    order = WordOrder.fit(words, 4)
+    assert order.pairs[[1, 2]].tolist() == [[0, 0, 1, 0], [0, 1, 0, 0]]
+    assert not order.pairs[[0, 3]].any()
+    assert order.shares[1].tolist() == [0, 0, 1, 0]
+
+
+def test_a_text_that_was_read_has_the_shares_of_its_words():
+    nothing = States(torch.zeros(1, 2, 3), torch.ones(1, 2, dtype=torch.bool), WordShares([], []), torch.zeros(1, 0))
+    text = ReadTexts(nothing, torch.tensor([[2, 0]]), torch.tensor([[0.8, 0.4]]))
+    assert text.compute_shares(4).flatten().tolist() == pytest.approx([0.05, 0.05, 0.85, 0.05, 0.55, 0.15, 0.15, 0.15])
+    assert text.keep_sure().tolist() == [[2, -1]]
+
+
+@pytest.mark.parametrize("right", [0.0, 1.0])
+def test_texts_that_were_read_teach_the_decoder_as_far_as_their_words_are_right(right, monkeypatch):
+    """20 known texts of a grammar and 300 others under noise, whose words are known or may be any."""
+    monkeypatch.setattr(word_context, "STEPS", 60)
+    rng = make_rng(0, "texts")
+    follow = torch.rand(12, 12, generator=rng).log().neg() ** 4
+    words = torch.randint(12, (520, 8), generator=rng)
+    for t in range(1, 8):
+        words[:, t] = torch.multinomial(follow[words[:, t - 1]], 1, generator=rng)[:, 0]
+    words += START + 1
+    states = torch.randn(int(words.max()) + 1, 6, generator=rng)[words] + 2 * torch.randn(520, 8, 6, generator=rng)
+    mask, columns = torch.ones(520, 8, dtype=torch.bool), torch.zeros(520, 1)
+    of_known, shares = fit_forests(columns[:20].numpy(), words[:20].numpy(), {"all": columns.numpy()}, 0)
+    every = States(states, mask, shares["all"], columns)
+    known, rows = every.select(torch.arange(20))._replace(shares=of_known), every.select(torch.arange(320, 520))
+    text = ReadTexts(every.select(torch.arange(20, 320)), words[20:320], torch.full((300, 8), right))
+    without, beside = (
+        (fit_channel(known, words[:20], rows, None, read=r, has_network=True).words == words[320:]).double().mean()
+        for r in (None, text)
+    )
+    assert beside > without + 0.04 if right else abs(beside - without) < 0.04
+
+
+def test_words_of_similar_texts_are_those_of_a_sum_over_all_of_them():
+    order, rng = make_order(), make_rng(0, "similar")
+    texts = torch.tensor([[0, 1, 2, 2], [0, 2, 1, -1], [2, 2, 0, 1]])
+    similar = SimilarTexts.fit(texts, order)
+    likely = torch.rand(5, LENGTH, SIZE, generator=rng).double()
+    mask = torch.arange(LENGTH) < torch.tensor([[4], [4], [3], [2], [1]])
+    shares, fits = similar.expect(likely, mask)
+    assert len(similar.words) == 15
+    for row, t in itertools.product(range(5), range(LENGTH)):
+        expected, total = torch.zeros(SIZE, dtype=torch.double), 0.0
+        for text, shift in itertools.product(texts.tolist(), word_context.SHIFTS):
+            words = [text[s - shift] if 0 <= s - shift < LENGTH else -1 for s in range(LENGTH)]
+            weight = 1.0
+            for s in (s for s in range(LENGTH) if s != t and words[s] >= 0):
+                ratio = likely[row, s, words[s]] / (likely[row, s] @ similar.usual[s].double()) * mask[row, s]
+                weight *= float(0.85 * ratio + 0.15)
+            total += weight
+            expected[words[t]] += weight * (words[t] >= 0)
+        torch.testing.assert_close(shares[row, t], expected / expected.sum(), atol=1e-5, rtol=0)
+        assert float(fits[row, t]) == pytest.approx(np.log(total / 15), abs=1e-4)
+
+
+def test_copies_of_known_texts_with_changes_are_read_by_their_likeness(monkeypatch):
+    """30 sentences of 60 random words; a text is one of them, moved by up to one position, with a tenth replaced."""
+    monkeypatch.setattr(word_context, "STEPS", 60)
+    rng = make_rng(0, "copies")
+    sentences = torch.randint(60, (30, 12), generator=rng)
+    words = torch.cat([torch.randint(60, (400, 1), generator=rng), sentences[torch.arange(400) % 30]], dim=1)
+    words = torch.where(torch.rand(400, 1, generator=rng) < 0.5, words[:, :12], words[:, 1:])
+    words = torch.where(torch.rand(400, 12, generator=rng) < 0.1, torch.randint(60, (400, 12), generator=rng), words)
+    words += START + 1
+    states = torch.randn(int(words.max()) + 1, 8, generator=rng)[words] + 2.5 * torch.randn(400, 12, 8, generator=rng)
+    by_likeness = (read(states, words, 150, None, has_network=True) == words[150:]).double().mean()
+    monkeypatch.setattr(word_context, "BARS", word_context.BARS[:1])
+    without = (read(states, words, 150, None, has_network=True) == words[150:]).double().mean()
+    assert by_likeness > without + 0.05
 
 
 def test_the_mean_of_releases_is_weighted_and_leaves_out_those_that_are_missing():

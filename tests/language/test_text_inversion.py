@@ -27,6 +27,7 @@ from vflsec.language.text import START, Tokenizer, make_text_table
 from vflsec.language.text_inversion import TextInversion
 from vflsec.language.text_prior import TextPrior, WordShares, find_commonest, find_likeliest, fit_forests
 from vflsec.language.transformer import LowerModel
+from vflsec.language.word_order import ReadTexts
 from vflsec.results import metrics, statistics
 from vflsec.run.federation import build_federation
 from vflsec.run.plan import make_cell
@@ -214,7 +215,7 @@ def test_training_texts_that_were_read_serve_as_known_ones_for_a_test_text(monke
     few = dataclasses.replace(view, aux_rows=torch.arange(30), aux_labels=words["train"][:30])
     attack = TextInversion(decoder="channel")
     guess = attack(few, seed=0)
-    monkeypatch.setattr(text_inversion, "_is_clearly_more", lambda *_: False)
+    monkeypatch.setattr(text_inversion, "READ", 0)
     by_known = attack(few, seed=0)
     assert rate(guess, words) > 0.95
     assert rate(guess, words, "test") > rate(by_known, words, "test") + 0.05
@@ -243,10 +244,11 @@ def test_all_known_rows_choose_the_decoder_where_a_fifth_of_them_often_errs(monk
     shares = WordShares([np.arange(1, 9)] * 5, [np.ones((200, 8), dtype=np.uint8)] * 5)
     states = text_inversion.States(y[..., None, None].double(), y != PADDING, shares, torch.zeros(200, 1))
     by_fold = by_all = 0
-    sources = dict.fromkeys(skill, text_inversion.Texts(states, y, states))
+    none = torch.arange(0)
+    texts = text_inversion.Texts(states, y, states, ReadTexts(states.select(none), y[none], y[none].double()))
     for _ in range(60):
         calls.clear()
-        best, _ = text_inversion._choose(sources, view, torch.zeros_like(y), rng)
+        best, _ = text_inversion._choose([*skill], texts, view, torch.zeros_like(y), rng)
         by_fold += max(calls[:3])[1] != "transformer"
         by_all += best != "transformer"
     assert by_all <= 2 < 6 <= by_fold
@@ -262,7 +264,7 @@ def test_the_length_tells_words_and_folds_see_rows_of_unknown_texts(monkeypatch)
     fit = text_inversion.fit_channel
 
     def fit_and_keep(*args, **kwargs):
-        pools.append(args[-1])
+        pools.extend(args[4:])
         return fit(*args, **kwargs)
 
     monkeypatch.setattr(text_inversion, "fit_channel", fit_and_keep)

@@ -14,16 +14,16 @@ from vflsec.base.layout import PADDING
 from vflsec.core.knowledge import Knowledge
 from vflsec.core.method import Trained
 from vflsec.language.word_context import WordContext
-from vflsec.language.word_order import ENTRIES, ColumnRatios, States, WordOrder
+from vflsec.language.word_order import ColumnRatios, ReadTexts, States, WordOrder
 from vflsec.language.word_privacy import WordPrivacy, WordReplacement
 
 COMPONENTS, WIDTH, ROUNDS, MORE, EVIDENCE = 128, 256, 6, 2, 30
 """Principal components of states, numbers that stand for a word without embeddings, rounds of EM before and after a
 network, and rounds of penalties."""
 
-AT_ONCE, POOL, SAMPLE, TINY = 10**6, 40_000, 6000, 1e-200
+AT_ONCE, POOL, SAMPLE, VOCABULARY, TINY = 10**6, 40_000, 6000, 4000, 1e-200
 """The most numbers in a table of rows that are decoded at once, words of other rows for EM, states for components, and
-the scale of states that are all the same."""
+words that are all possible where embeddings are known; and the scale of states that are all the same."""
 
 
 class Mechanism(NamedTuple):
@@ -53,10 +53,17 @@ MECHANISM = Knowledge(
 
 
 class Decoded(NamedTuple):
-    """Words (n, T) of texts: the likeliest of each position, and those that are likely together."""
+    """Words (n, T) of texts.
+
+    Attributes:
+        words: the likeliest of each position.
+        texts: those that are likely together.
+        right: the probabilities that the likeliest are right; None if the decoder has none.
+    """
 
     words: Tensor
     texts: Tensor
+    right: Tensor | None = None
 
 
 def weigh_releases(known: States, y: Tensor) -> Tensor:
@@ -82,6 +89,7 @@ def fit_channel(
     mechanism: Mechanism | None,
     others: States | None = None,
     *,
+    read: ReadTexts | None = None,
     has_network: bool = False,
 ) -> Decoded:
     """Return the words of ``rows`` that are likeliest by their states and by the other words of their text.
@@ -97,14 +105,19 @@ def fit_channel(
         rows: n others.
         mechanism: the defense of words, or a public head, if there is one.
         others: rows for EM in place of ``rows``, if these are few.
+        read: texts whose words are known in part.
         has_network: whether a network is fitted, too, which learns from words far away, and whole texts are decoded.
     """
     vocabulary, numbers = y[known.mask].unique(return_inverse=True)  # type: ignore[no-untyped-call]
-    if mechanism and len(mechanism.embeddings) ** 2 <= ENTRIES:
+    if mechanism and len(mechanism.embeddings) <= VOCABULARY:
         vocabulary = torch.arange(PADDING + 1, len(mechanism.embeddings))  # also words that no known row has
         numbers = y[known.mask] - PADDING - 1
     words = torch.full(y.shape, -1).masked_scatter(known.mask, numbers)
     size, rng = len(vocabulary), torch.Generator().manual_seed(0)
+    pool = (rows if others is None else others).thin(POOL)
+    read = ReadTexts(rows.select(torch.arange(0)), y[:0], torch.zeros(y[:0].shape)) if read is None else read
+    numbers = torch.searchsorted(vocabulary, read.words).clamp_max(size - 1)
+    read = read._replace(words=numbers, right=read.right * (vocabulary[numbers] == read.words))
     replaced = None
     if mechanism is None:
         random = torch.randn(size, WIDTH, generator=rng, dtype=torch.double) / WIDTH**0.5
@@ -116,13 +129,13 @@ def fit_channel(
             originals = vocabulary if replaced is None else torch.arange(len(table)) + PADDING + 1
             shares = torch.stack(list(defense.compute_shares(originals, embeddings)))
             replaced = shares if replaced is None else replaced @ shares
-    order, index = WordOrder.fit(words, size), {int(word): k for k, word in enumerate(vocabulary)}
+    texts = torch.cat([words, read.keep_sure()])
+    order, index = WordOrder.fit(texts, size), {int(word): k for k, word in enumerate(vocabulary)}
     of_place = [torch.tensor([index.get(int(word), -1) for word in w]) for w in known.shares.words]
     context = WordContext(order, ColumnRatios(known.shares, words, order, of_place))
-    pool = rows if others is None else others
-    pool = pool.thin(POOL)
     project = _find_components(*(torch.cat(both) for both in zip(known[:2], pool[:2], strict=True)))
-    known, pool = (group._replace(values=project(group.values)) for group in (known, pool))
+    known, pool, of_read = (group._replace(values=project(group.values)) for group in (known, pool, read.states))
+    read = read._replace(states=of_read)
     exact = F.one_hot(words.clamp_min(0), size).double()
     exact = exact if replaced is None else exact @ replaced
     n = max(1, AT_ONCE // (y.shape[1] * len(table)))  # rows at once
@@ -134,25 +147,34 @@ def fit_channel(
             sums.add(part.values, of_part, of_part.amax(dim=2).square() * part.mask)
         return sums.fit(replaced)
 
+    def assign(score: _Gaussians) -> Iterator[tuple[States, Tensor]]:
+        for part in _split(pool, n):
+            yield part, score.assign(part.values, partial(context.expect, states=part))
+        for at in torch.arange(len(read.words)).split(n):  # type: ignore[no-untyped-call]
+            texts = read.select(at)
+            yield texts.states, score.assign(texts.states.values, lambda _, texts=texts: texts.compute_shares(size))  # type: ignore[misc]
+
     def refine(score: _Gaussians, rounds: int) -> _Gaussians:
         for _ in range(rounds):
-            parts = ((p, score.assign(p.values, partial(context.expect, states=p))) for p in _split(pool, n))
-            score = fit(F.normalize(score.score(known.values) * exact, p=1, dim=2), parts)
+            score = fit(F.normalize(score.score(known.values) * exact, p=1, dim=2), assign(score))
         return score
 
     score = refine(fit(exact, ()), ROUNDS)
     if has_network:
-        context = context.add_network(words, known, pool, score, rng)
+        context = context.add_network(words, known, pool, read, score, rng)
         score = refine(score, MORE)
     each, whole = torch.full((2, *rows.mask.shape), PADDING)  # at once: many small tensors fragment the memory
+    right = torch.zeros(rows.mask.shape)
     for at in torch.arange(len(rows.mask)).split(n):  # type: ignore[no-untyped-call]
         part = rows.select(at)
         likely = score.read(project(part.values))
         shares = context.expect(likely, part) * likely
-        each[at] = torch.where(part.mask, vocabulary[shares.argmax(dim=2)], PADDING)
+        share, best = F.normalize(shares, p=1, dim=2).max(dim=2)
+        each[at], right[at] = torch.where(part.mask, vocabulary[best], PADDING), share.float()
         if has_network:
             whole[at] = torch.where(part.mask, vocabulary[context.decode(likely, shares, part)], PADDING)
-    return Decoded(each, whole if has_network else each)
+    each = whole if context.are_joint else each
+    return Decoded(each, whole if has_network else each, right)
 
 
 def _split(states: States, n: int) -> Iterator[States]:
@@ -216,7 +238,7 @@ class _Gaussians(NamedTuple):
         """Return likelihoods over the largest of each position, by whitened states."""
         squares = torch.cdist(z.flatten(0, 1), self.centers @ self.whitening).square()
         likely = (-0.5 * (squares - squares.amin(dim=1, keepdim=True))).exp().clamp_min(1e-12)
-        return likely.reshape(*z.shape[:2], -1)
+        return likely.reshape(*z.shape[:2], len(self.centers))
 
 
 class _Moments:

@@ -21,7 +21,7 @@ from vflsec.language.noisy_channel import MECHANISM, Decoded, Mechanism, fit_cha
 from vflsec.language.public_head import HEAD, find_centers, fit_head
 from vflsec.language.text_prior import TextPrior, fit_forests, guess_alone, list_columns
 from vflsec.language.transformer import Blocks, split_positions
-from vflsec.language.word_order import States
+from vflsec.language.word_order import KNOWN, ReadTexts, States, list_evenly
 from vflsec.nn.stacked import draw_batches
 
 PENALTIES = (1e-3, 1e-1, 1e1, 1e3)
@@ -40,11 +40,19 @@ HIDDEN, HEADS, BLOCKS, EPOCHS, BATCH, RATE = 64, 4, 2, 60, 32, 2e-3
 
 
 class Texts(NamedTuple):
-    """What a decoder is fitted to and decodes: m known rows, their words (m, T), and n others."""
+    """What a decoder is fitted to and decodes: m known rows, their words (m, T), and n others.
+
+    Attributes:
+        known: whose words are known.
+        y: these words.
+        rows: that are decoded.
+        read: training rows that were read before, where others are decoded.
+    """
 
     known: States
     y: Tensor
     rows: States
+    read: ReadTexts
 
 
 class TextInversion(Attack):
@@ -53,16 +61,16 @@ class TextInversion(Attack):
     The linear decoder is a ridge regression of one-hot words on the states of a position. The second is a small
     transformer on the principal components of the states of all positions, so that it also learns which words follow
     which. The third knows the defense of words, if there is one, or a public head, and finds the likeliest words by
-    their states, by all other words of the text, by own columns, by labels of training rows and by the length of the
-    text; for whole texts, words that are likely together. The fourth knows the head before training, where it is
-    public, and finds the words that give such states. Folds of known rows choose between them and the guess without the
-    federation; what is clearly worse on the first ones is not fitted to others. In folds the third knows the order of
-    words, and its network is fitted to all known rows once it is chosen.
+    their states, by all other words of the text, by own columns, by labels of training rows, by the length of the
+    text, and by similar known texts; for whole texts, words that are likely together. The fourth knows the head before
+    training, where it is public, and finds the words that give such states. Folds of known rows choose between them and
+    the guess without the federation; what is clearly worse on the first ones is not fitted to others. In folds the
+    third knows the order of words, and its network is fitted to all known rows once it is chosen.
 
     A training row has a release in each epoch. The first and the fourth read all side by side, since each epoch has
     another model, the others their mean, since noise is drawn anew, weighted by signal and noise of each epoch. A test
-    row has one release, at prediction, and a decoder of its own. Where training rows are read clearly better,
-    as noise averages out over their releases, the channel decoder of test rows may learn from the words read there.
+    row has one release, at prediction, and a decoder of its own. The channel decoder of test rows also learns from the
+    words that were read in training rows, each with the probability that it is right.
 
     Source: Chen et al. 2024 (BiSR), arXiv 2409.00960: learned inversion, its first stage, and matching, its second.
 
@@ -75,7 +83,7 @@ class TextInversion(Attack):
     name = "text-inversion"
     side = "active"
     target = "text"
-    version = 13
+    version = 14
     needs = frozenset({Need.FEATURES, Need.EMBEDDINGS, Need.AUX_LABELS})
     wants = frozenset({MECHANISM, HEAD})
     reference = "Chen et al. 2024 (BiSR), arXiv 2409.00960; linear and channel decoders: this project"
@@ -93,8 +101,9 @@ class TextInversion(Attack):
     )
     fails = (
         "with noise far larger than the mean of all releases, and on words that no known row has unless a head or "
-        "embeddings are public; own columns are read by the channel decoder alone, and folds choose it by the "
-        "order of words, without the network, for time"
+        "embeddings of at most 4,000 words are public; numbers that texts copy from own columns are words like "
+        "others; own columns are read by the channel decoder alone, and folds choose it by the order of words, "
+        "without the network, for time"
     )
 
     def __init__(
@@ -132,15 +141,25 @@ class TextInversion(Attack):
         _check_states(view, values, masks)
         seed = int(torch.randint(2**31, (), generator=rng))
 
-        def gather(split: str, at: Tensor, y: Tensor) -> Texts:
-            """Return training rows ``at`` with words ``y``, and the rows of a split; other splits have one release."""
+        read, right = torch.full(masks[known].shape, PADDING), torch.zeros(masks[known].shape)
+        unknown = torch.arange(len(masks[known]))
+        unknown = unknown[~torch.isin(unknown, view.aux_rows)]
+        unknown = unknown[list_evenly(masks[known][unknown], READ)]
+
+        def gather(split: str) -> Texts:
+            """Return what is known and the rows of a split, and beside others training rows by their last release."""
             both = zip(list_columns(view, split), (masks[known], masks[split]), strict=True)
             columns, rest = (torch.cat([x, mask.sum(dim=1, keepdim=True)], dim=1) for x, mask in both)
-            others = {split: rest.cpu().numpy()}
-            of_source, shares = fit_forests(columns[at].cpu().numpy(), y.cpu().numpy(), others, seed)
             releases = {s: every_release if s == split == known else values[s][:, :, None] for s in (known, split)}
+            left, y = unknown if split != known else unknown[:0], view.aux_labels
+            of_left = torch.where(right > KNOWN, read, PADDING)[left]
+            at, words = torch.cat([view.aux_rows, left]), torch.cat([y, of_left])
+            tables = columns[at].cpu().numpy(), words.cpu().numpy(), {split: rest.cpu().numpy()}
+            of_source, shares = fit_forests(*tables, seed)
             source = States(releases[known][at], masks[known][at], of_source, _bin(columns[at], columns))
-            return Texts(source, y, States(releases[split], masks[split], shares[split], _bin(rest, columns)))
+            rows = States(releases[split], masks[split], shares[split], _bin(rest, columns))
+            first, others = torch.arange(len(at)).tensor_split([len(y)])
+            return Texts(source.select(first), y, rows, ReadTexts(source.select(others), read[left], right[left]))
 
         every = ["linear", *(["head"] if HEAD.name in view.further else []), "channel", "transformer"]
         if len(view.aux_rows) >= FOLDS:  # fewer tell by chance alone that a guess is better than reading states
@@ -150,15 +169,14 @@ class TextInversion(Attack):
         whole: dict[str, Tensor] = {}
         rights: dict[str, Tensor] = {}
         for split in sorted(masks, key=lambda split: split != known):
-            texts = gather(split, view.aux_rows, view.aux_labels)
-            best, right = _choose(sources := dict.fromkeys(kinds, texts), view, held_out[split], rng)
-            if "channel" in kinds and _is_clearly_more(rights.get(known, right), right):
-                sources = {best: texts, "read": gather(split, *_add_read(view, scores[known]))}
-                best, right = _choose(sources, view, held_out[split], rng)
+            texts = gather(split)
+            best, rights[split] = _choose(kinds, texts, view, held_out[split], rng)
             guess = prior[split]
-            decoded = Decoded(guess, guess) if best == "alone" else _fit(best, sources[best], view, rng)
-            scores[split], whole[split] = (torch.where(masks[split], words, PADDING) for words in decoded)
-            rights[split] = right
+            decoded = Decoded(guess, guess) if best == "alone" else _fit(best, texts, view, rng)
+            scores[split], whole[split] = (torch.where(masks[split], words, PADDING) for words in decoded[:2])
+            if split == known:
+                usual = torch.full(guess.shape, float(rights[split].mean().nan_to_num()))
+                read, right = scores[split].long(), usual if decoded.right is None else decoded.right
         return Guess(
             {split: words.double() for split, words in scores.items()},
             prior={split: prior[split] for split in scores},
@@ -167,25 +185,24 @@ class TextInversion(Attack):
         )
 
 
-def _choose(sources: Mapping[str, Texts], view: View, alone: Tensor, rng: torch.Generator) -> tuple[str, Tensor]:
+def _choose(kinds: list[str], texts: Texts, view: View, alone: Tensor, rng: torch.Generator) -> tuple[str, Tensor]:
     """Return the decoder that is best on folds of known rows, and its share of right words in each.
 
     Args:
-        sources: of each decoder; the first rows are the known ones, others have words that were read.
+        kinds: decoders.
+        texts: that they are fitted to.
         view: of the adversary.
         alone: words (m, T) of known rows that are guessed without the federation and without the row.
         rng: for folds and decoders.
     """
-    y, kinds = view.aux_labels, [*sources]
-    best, right = kinds[0], dict.fromkeys(kinds, torch.zeros(0))
+    best, right, y = kinds[0], dict.fromkeys(kinds, torch.zeros(0)), texts.y
     order, scored = torch.randperm(len(y), generator=rng), (y != PADDING) & (y != y[0]).any(dim=0)
-    pools = {kind: source.rows.thin(POOL) for kind, source in sources.items()}
+    pool, read = texts.rows.thin(POOL), texts.read.thin(POOL)
     for out in order.tensor_split(min(FOLDS, len(y))) if len(y) > 1 else ():
+        fit = order[~torch.isin(order, out)]
+        fold = Texts(texts.known.select(fit), y[fit], texts.known.select(out), read)
         for kind in kinds:
-            known, words, _ = sources[kind]
-            fit = torch.cat([order[~torch.isin(order, out)], torch.arange(len(y), len(words))])
-            texts = Texts(known.select(fit), words[fit], known.select(out))
-            guess = alone[out] if kind == "alone" else _fit(kind, texts, view, rng, pools[kind]).words
+            guess = alone[out] if kind == "alone" else _fit(kind, fold, view, rng, pool).words
             correct = (guess == y[out]) & scored[out]
             right[kind] = torch.cat([right[kind], correct.sum(dim=1) / scored[out].sum(dim=1).clamp_min(1)])
             if right[kind].mean() > PERFECT:
@@ -246,23 +263,6 @@ def _compute_mean_square(x: Tensor, mask: Tensor) -> Tensor:
     return total / (mask.sum() * x.shape[2])
 
 
-def _is_clearly_more(many: Tensor, few: Tensor) -> bool:
-    """Return whether the mean of ``many`` exceeds that of ``few`` by more than ``SURE`` standard errors."""
-    if min(len(many), len(few)) < 2:
-        return False
-    error = (many.var() / len(many) + few.var() / len(few)).sqrt()
-    return bool(many.mean() - few.mean() > SURE * error)
-
-
-def _add_read(view: View, words: Tensor) -> tuple[Tensor, Tensor]:
-    """Return known training rows and then others, and their words: (k,), (k, T)."""
-    others = torch.arange(len(words))
-    others = others[~torch.isin(others, view.aux_rows)]
-    most = min(len(others), max(1, READ // words.shape[1]))
-    at = others[torch.linspace(0, len(others) - 1, most).long()]
-    return torch.cat([view.aux_rows, at]), torch.cat([view.aux_labels, words[at]])
-
-
 def _read_all(view: View, mask: Tensor, most: int | None) -> Tensor:
     """Return the states (n, T, r, d) of training rows by all releases or the last few; zero where one is missing."""
     releases = read_releases(view, Kind.EMBEDDING, split=view.aux_split, sender=view.victim)
@@ -281,22 +281,22 @@ def _read_all(view: View, mask: Tensor, most: int | None) -> Tensor:
 
 def _fit(kind: str, texts: Texts, view: View, rng: torch.Generator, others: States | None = None) -> Decoded:
     """Return the words of rows by a decoder that is fitted to known rows, and to ``others`` without words."""
-    known, y, rows = texts
-    pool = rows if others is None else others
+    known, y, rows, read = texts
+    groups = [known, rows, read.states, *(() if others is None else (others,))]
     if kind != "head":  # which compares states with those of the public head
-        known, rows, pool = _scale_columns(known, rows, pool)
-    if kind in ("channel", "read", "transformer"):
-        weights = weigh_releases(known, y)
-        known, rows = known.average(weights), rows.average(weights)
+        groups = _scale_columns(*groups)
+    if kind in ("channel", "transformer"):
+        weights = weigh_releases(groups[0], y)
+        known, rows, of_read, *pool = (states.average(weights) for states in groups)
     else:
-        known, rows = known.join(), rows.join()
-    if kind in ("channel", "read"):
+        known, rows, of_read, *pool = (states.join() for states in groups)
+    if kind == "channel":
         mechanism = view.further.get(MECHANISM.name)
         if mechanism is None and HEAD.name in view.further:
             centers = find_centers(view.further[HEAD.name][view.victim], rows.mask, rng)[1]
             mechanism = Mechanism(centers / centers.std())
-        pool = rows if others is None else pool.average(weights)
-        return fit_channel(known, y, rows, mechanism, pool, has_network=others is None)
+        read = read._replace(states=of_read)
+        return fit_channel(known, y, rows, mechanism, *pool, read=read, has_network=others is None)
     if kind == "head":
         words = fit_head(known[:2], y, rows[:2], view.further[HEAD.name][view.victim], rng)
     elif kind == "linear":

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vflsec.language.text_prior import FOLDS
-from vflsec.language.word_order import ENTRIES, POWERS, ColumnRatios, States, WordOrder
+from vflsec.language.word_order import ENTRIES, POWERS, ColumnRatios, ReadTexts, States, WordOrder
 
 TINY = 1e-12
 """The smallest share of a word."""
@@ -31,6 +31,10 @@ MOST_HIDDEN, DRAWS, TABLE = 0.4, 4, 2 * 10**7
 
 AGAIN, RARE = (0.0, 0.5, 1.0), 3.0
 """Powers of the ratios of repeated words, and how many words the mean rate of all of them stands for."""
+
+BARS, CHANGED, SHIFTS, MOST_TEXTS, SAME = (float("inf"), 0.0, 2.0, 5.0), 0.15, (0, -2, -1, 1, 2), 1000, 0.9
+"""Of similar known texts: logarithms of how much likelier they must be to weigh half, the share of words that differ,
+by how many positions they may be shifted, the most of them with shifts, and their largest weight."""
 
 
 class Likelihoods(Protocol):
@@ -84,25 +88,32 @@ class Network(nn.Module):
     def fit(
         cls,
         words: Tensor,
+        mask: Tensor,
         columns: Tensor,
         others: States,
+        read: ReadTexts,
         order: WordOrder,
         channel: Likelihoods,
         rng: torch.Generator,
     ) -> Network:
-        """Return a network that is trained on known words (m, T), with fresh noise, and on states of other texts.
+        """Return a network that is trained on words (m, T), negative where unknown, and on states of other texts.
 
-        The loss of a word that is not known is that of its state: the negative logarithm of the sum over all words of
-        the share of the word times its likelihood.
+        Known words get fresh noise. The loss of a word that is not known is that of its state: the negative logarithm
+        of the sum over all words of the share of the word times its likelihood. Where a text was read before, its words
+        give the likelihood.
         """
-        usual = 0.98 * order.shares + 0.02 * order.shares.mean(dim=0) + 0.01 / order.shares.shape[1]
+        size, is_known = order.shares.shape[1], (words >= 0).any(dim=1)
+        words, mask, columns = words[is_known], mask[is_known], columns[is_known]
+        usual = 0.98 * order.shares + 0.02 * order.shares.mean(dim=0) + 0.01 / size
         network = cls(usual, columns.shape[1])
         optimizer = torch.optim.AdamW(network.parameters(), RATE, weight_decay=DECAY)
         schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.02, STEPS)
-        others = others.thin(max(1, TABLE // order.shares.shape[1]))
-        table = torch.empty(*others.mask.shape, order.shares.shape[1])
+        others, read = others.thin(max(1, TABLE // size)), read.thin(max(1, TABLE // size))
+        groups = ((g.values, g.mask, g.columns) for g in (others, read.states))
+        values, of_rest, rest_columns = (torch.cat(both) for both in zip(*groups, strict=True))
+        table = torch.empty(*of_rest.shape, size)
         for at in torch.arange(len(table)).split(BATCH):  # type: ignore[no-untyped-call]
-            table[at] = channel.read(others.values[at]).float()
+            table[at] = channel.read(values[at]).float()
 
         def score(likely: Tensor, mask: Tensor, columns: Tensor) -> Tensor:
             share = MOST_HIDDEN * torch.rand(len(mask), 1, generator=rng)
@@ -110,15 +121,18 @@ class Network(nn.Module):
             scores: Tensor = network(torch.where(is_hidden[..., None], 1.0, likely), mask, columns)
             return scores
 
-        size = max(1, min(BATCH, BATCH * SHORT // words.shape[1]))
+        count = max(1, min(BATCH, BATCH * SHORT // words.shape[1]))
         for _ in range(STEPS):  # with tensors of one size, padding included: others fragment the memory
-            batch, rest = (torch.randint(len(x), (n,), generator=rng) for x, n in ((words, size), (table, 2 * size)))
-            w, mask, likely = words[batch], others.mask[rest], table[rest]
-            known = score(channel.draw(w, rng).float(), w >= 0, columns[batch])
-            shares = score(likely, mask, others.columns[rest]).log_softmax(dim=2)
+            batch, rest = (torch.randint(len(x), (n,), generator=rng) for x, n in ((words, count), (table, 2 * count)))
+            w, used, likely = words[batch], of_rest[rest], table[rest]
+            drawn = torch.where(w[..., None] < 0, 1.0, channel.draw(w, rng).float())
+            known = score(drawn, mask[batch], columns[batch])
+            shares = score(likely, used, rest_columns[rest]).log_softmax(dim=2)
+            is_read = rest >= len(others.mask)
+            likely[is_read] = read.select(rest[is_read] - len(others.mask)).compute_shares(size).float()
             fits = (shares + likely.log()).logsumexp(dim=2)
             loss = F.cross_entropy(known.flatten(0, 1), w.flatten(), ignore_index=-1, label_smoothing=SMOOTHING)
-            loss = loss - (fits * mask).sum() / mask.sum()
+            loss = loss - (fits * used).sum() / used.sum()
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
@@ -157,31 +171,84 @@ class Repeats(NamedTuple):
         return torch.where((mask.sum(dim=1) > 1)[:, None, None], ratios, 1.0)
 
 
+class SimilarTexts(NamedTuple):
+    """Which words known texts have that fit all other states of a text: many texts are copies with a few changes.
+
+    Attributes:
+        words: (m, T) of known texts by number, also shifted by a few positions; negative where there is none.
+        usual: (T, K) shares of words at positions.
+    """
+
+    words: Tensor
+    usual: Tensor
+
+    @classmethod
+    def fit(cls, words: Tensor, order: WordOrder) -> SimilarTexts:
+        """Return those of known texts (m, T), or of evenly spaced ones."""
+        most, length = MOST_TEXTS // len(SHIFTS), words.shape[1]
+        words = words[torch.linspace(0, len(words) - 1, min(len(words), most)).long()]
+        wide = F.pad(words, (length, length), value=-1)
+        shifted = torch.cat([wide[:, length - k : 2 * length - k] for k in SHIFTS])
+        return cls(shifted, (0.9 * order.shares + 0.1 / order.shares.shape[1]).float())
+
+    def expect(self, likely: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the shares (n, T, K) of words by all other likelihoods (n, T, K) of their text, and how texts fit.
+
+        The second is the logarithm (n, T) of how much likelier the others are by similar texts than by usual words.
+        """
+        likely = likely.float()
+        base, shares, fits = (likely * self.usual).sum(dim=2), torch.empty_like(likely), torch.empty(mask.shape)
+        total = torch.zeros(len(likely), len(self.words))
+        for t in range(mask.shape[1]):
+            total += self._compare(likely, mask, base, t)
+        for t, words in enumerate(self.words.T):  # once more, for memory
+            others = total - self._compare(likely, mask, base, t)
+            weights = others.softmax(dim=1) * (words >= 0)
+            shares[:, t] = weights @ F.one_hot(words.clamp_min(0), likely.shape[2]).float() + TINY * self.usual[t]
+            fits[:, t] = others.logsumexp(dim=1) - torch.tensor(len(words)).log()
+        return F.normalize(shares, p=1, dim=2).double(), fits.double()
+
+    def _compare(self, likely: Tensor, mask: Tensor, base: Tensor, t: int) -> Tensor:
+        """Return logarithms (n, m) of how much likelier position ``t`` is by each text than by usual words."""
+        words = self.words[:, t]
+        ratios = likely[:, t, words.clamp_min(0)] / base[:, t, None] * mask[:, t, None]
+        return ((1 - CHANGED) * torch.where(words < 0, 1.0, ratios) + CHANGED).log()
+
+
 class WordContext(NamedTuple):
     """What all but its own state says of a word: the order of words and own columns, and a network of both.
 
     The order learns pairs from few texts, the network knows words far from each other. As noise is drawn for each word,
     either gives shares by which the likelihoods of a state are multiplied; a weighted geometric mean joins them. It is
-    multiplied by the ratios of repeated words.
+    multiplied by the ratios of repeated words, and mixed with the words of similar texts.
 
     Attributes:
         order: of the words.
         by_columns: ratios that go with the order.
-        network: None before it is fitted, as are repeats.
+        network: None before it is fitted, as are the two others.
         repeats: of the words.
+        similar: known texts.
         powers: of the network, which is its weight, and of the repeats.
+        bar: of similar texts.
+        are_joint: whether words that are likely together are right more often than the likeliest ones.
     """
 
     order: WordOrder
     by_columns: ColumnRatios
     network: Network | None = None
     repeats: Repeats | None = None
+    similar: SimilarTexts | None = None
     powers: tuple[float, float] = (0.0, 0.0)
+    bar: float = BARS[0]
+    are_joint: bool = False
 
     def expect(self, likely: Tensor, states: States) -> Tensor:
         """Return shares of words (n, T, K) by likelihoods (n, T, K) of all words; both are up to a factor."""
-        by_order = self._expect_by_order(likely, states)
-        return self._join(by_order, self._expect_by_network(likely, states) if self.powers[0] else None, likely, states)
+        by_network = self._expect_by_network(likely, states) if self.powers[0] else None
+        shares = self._join(self._expect_by_order(likely, states), by_network)
+        if self.similar and self.bar < BARS[0]:
+            shares = self._mix(shares, *self.similar.expect(likely, states.mask))
+        return self._repeat(shares, likely, states)
 
     def _expect_by_order(self, likely: Tensor, states: States) -> Tensor:
         ratios = self.by_columns(states.shares)
@@ -193,13 +260,19 @@ class WordContext(NamedTuple):
         scores: Tensor = self.network(likely, states.mask, states.columns)
         return scores.softmax(dim=2).double()
 
-    def _join(self, by_order: Tensor, by_network: Tensor | None, likely: Tensor, states: States) -> Tensor:
-        power, again = self.powers
-        shares = by_order if by_network is None else by_network**power * by_order ** (1 - power)
-        if not again:
+    def _join(self, by_order: Tensor, by_network: Tensor | None) -> Tensor:
+        power = self.powers[0]
+        return by_order if by_network is None else by_network**power * by_order ** (1 - power)
+
+    def _mix(self, shares: Tensor, by_texts: Tensor, fits: Tensor) -> Tensor:
+        weight = SAME * (fits - self.bar).sigmoid()[..., None]
+        return (1 - weight) * F.normalize(shares, p=1, dim=2) + weight * by_texts
+
+    def _repeat(self, shares: Tensor, likely: Tensor, states: States) -> Tensor:
+        if not self.powers[1]:
             return shares
         assert self.repeats is not None
-        return shares * self.repeats.expect(shares * likely, states.mask) ** again
+        return shares * self.repeats.expect(shares * likely, states.mask) ** self.powers[1]
 
     def decode(self, likely: Tensor, shares: Tensor, states: States) -> Tensor:
         """Return words (n, T) that are likely together, by number: the surest are chosen first, the others given them.
@@ -226,33 +299,52 @@ class WordContext(NamedTuple):
         return words
 
     def add_network(
-        self, words: Tensor, known: States, others: States, channel: Likelihoods, rng: torch.Generator
+        self, words: Tensor, known: States, others: States, read: ReadTexts, channel: Likelihoods, rng: torch.Generator
     ) -> WordContext:
-        """Return this context with a network and repeats, and the powers that fit a held-out fifth of known texts best.
+        """Return this context with all parts, and the powers and bar that fit a held-out fifth of known texts best.
 
         Args:
             words: (m, T) of known texts, by number, negative at padding.
             known: their columns and shares.
             others: texts without words.
+            read: texts whose words are known in part.
             channel: the likelihoods of words.
             rng: of the training and of fresh noise.
         """
-        is_out = torch.arange(len(words)) % FOLDS == 0
+        is_out, texts = torch.arange(len(words)) % FOLDS == 0, read.keep_sure()
         if is_out.all():
             return self
-        fit, columns, size = words[~is_out], known.columns[~is_out], self.order.shares.shape[1]
-        order, repeats = WordOrder.fit(fit, size), Repeats.fit(fit, size)
-        tried = Network.fit(fit, columns, others, order, channel, rng)
-        trial = self._replace(order=order, repeats=repeats, network=tried)
+        size = self.order.shares.shape[1]
+
+        def fit(words: Tensor, known: States, order: WordOrder) -> Network:
+            mask = torch.cat([known.mask, read.states.mask])
+            columns = torch.cat([known.columns, read.states.columns])
+            return Network.fit(words, mask, columns, others, read, order, channel, rng)
+
+        part = torch.cat([words[~is_out], texts])
+        order, repeats = WordOrder.fit(part, size), Repeats.fit(part, size)
+        network, similar = fit(part, known.select(~is_out), order), SimilarTexts.fit(words[~is_out], order)
+        trial = self._replace(order=order, repeats=repeats, network=network)
         out = is_out.nonzero()[: max(1, ENTRIES // self.order.shares.numel()), 0]  # for memory
-        w, states, fits = words[out], known.select(out), dict.fromkeys(product(POWERS, AGAIN), 0.0)
+        w, states, fits = words[out], known.select(out), dict.fromkeys(product(POWERS, AGAIN, BARS), 0.0)
         for _ in range(DRAWS):
             likely = channel.draw(w, rng)
-            both = trial._expect_by_order(likely, states), trial._expect_by_network(likely, states)
-            for powers in fits:
-                shares = trial._replace(powers=powers)._join(*both, likely, states) * likely
+            parts = trial._expect_by_order(likely, states), trial._expect_by_network(likely, states)
+            by_texts = similar.expect(likely, states.mask)
+            for power, again, bar in fits:
+                tried = trial._replace(powers=(power, again), bar=bar)
+                shares = tried._repeat(tried._mix(tried._join(*parts), *by_texts), likely, states) * likely
                 right = F.normalize(shares, p=1, dim=2).gather(2, w.clamp_min(0)[..., None])[..., 0]
-                fits[powers] += float(right[w >= 0].clamp_min(TINY).log().sum())
-        powers = max(fits, key=fits.__getitem__)
-        network = Network.fit(words, known.columns, others, self.order, channel, rng) if powers[0] else None
-        return self._replace(network=network, repeats=Repeats.fit(words, size), powers=powers)
+                fits[power, again, bar] += float(right[w >= 0].clamp_min(TINY).log().sum())
+        power, again, bar = max(fits, key=fits.__getitem__)
+        trial, likely = trial._replace(similar=similar, powers=(power, again), bar=bar), channel.read(states.values)
+        shares = trial.expect(likely, states) * likely
+        more = (trial.decode(likely, shares, states) == w).sum() - (shares.argmax(dim=2) == w).sum()
+        every = torch.cat([words, texts])
+        return trial._replace(
+            order=self.order,
+            network=fit(every, known, self.order) if power else None,
+            repeats=Repeats.fit(every, size),
+            similar=SimilarTexts.fit(words, self.order),
+            are_joint=bool(more > 0),
+        )

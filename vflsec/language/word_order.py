@@ -13,6 +13,9 @@ from vflsec.language.text_prior import FOLDS, WordShares
 ENTRIES, POWERS = 4 * 10**6, (0.0, 0.25, 0.5, 0.75, 1.0)
 """The most numbers in a table that grows with positions and words, and powers of the ratios by columns."""
 
+KNOWN = 0.7
+"""The probability above which a word that was read counts as known."""
+
 
 class States(NamedTuple):
     """Hidden states of rows: values (n, T, r, d) of r releases, where words are (n, T), shares of words, and columns.
@@ -33,8 +36,7 @@ class States(NamedTuple):
 
     def thin(self, words: int) -> States:
         """Return evenly spaced rows with about so many positions."""
-        n, length = self.mask.shape
-        return self.select(torch.linspace(0, n - 1, min(n, max(1, words // length))).long())
+        return self.select(list_evenly(self.mask, words))
 
     def join(self) -> States:
         """Return those with releases side by side, (n, T, r·d)."""
@@ -46,6 +48,43 @@ class States(NamedTuple):
             return self.join()
         total = (self.values.any(dim=3) * weights).sum(dim=2).clamp_min(1e-30)
         return self._replace(values=(self.values * weights[:, None]).sum(dim=2) / total[..., None])
+
+
+class ReadTexts(NamedTuple):
+    """Texts that were read from other states before: n texts, and their words.
+
+    Attributes:
+        states: of the texts.
+        words: (n, T).
+        right: (n, T) probabilities that they are right.
+    """
+
+    states: States
+    words: Tensor
+    right: Tensor
+
+    def select(self, rows: Tensor) -> ReadTexts:
+        """Return that of some texts."""
+        return ReadTexts(self.states.select(rows), self.words[rows], self.right[rows])
+
+    def thin(self, words: int) -> ReadTexts:
+        """Return evenly spaced texts with about so many positions."""
+        return self.select(list_evenly(self.words, words))
+
+    def compute_shares(self, size: int) -> Tensor:
+        """Return the shares (n, T, K) of words, which are by number here; what is not right may be any word."""
+        right = self.right[..., None].double()
+        return F.one_hot(self.words.clamp_min(0), size) * right + (1 - right) / size
+
+    def keep_sure(self) -> Tensor:
+        """Return the words (n, T) that count as known, and -1 elsewhere."""
+        return torch.where(self.right > KNOWN, self.words, -1)
+
+
+def list_evenly(mask: Tensor, words: int) -> Tensor:
+    """Return evenly spaced rows of a mask (n, T) with about so many positions."""
+    n, length = mask.shape
+    return torch.linspace(0, n - 1, min(n, max(1, words // length))).long()
 
 
 class WordOrder(NamedTuple):
@@ -67,7 +106,7 @@ class WordOrder(NamedTuple):
 
     @classmethod
     def fit(cls, words: Tensor, size: int) -> WordOrder:
-        """Return that of ``words`` (m, T) by number, negative at padding; a fifth of them gives the weights.
+        """Return that of ``words`` (m, T) by number, negative where unknown; a fifth of the texts gives the weights.
 
         One more word counts as any word, so that states can tell an order that no known text has.
         """
@@ -75,7 +114,7 @@ class WordOrder(NamedTuple):
         parts = cls._count(kept, size)
         weights = torch.full((4,), 0.25, dtype=torch.double)
         before, after = held[:, :-1], held[:, 1:]
-        at = (after >= 0).nonzero()
+        at = ((before >= 0) & (after >= 0)).nonzero()
         i, j, t = before[at[:, 0], at[:, 1]], after[at[:, 0], at[:, 1]], at[:, 1]
         places = parts.places[t, i, j] if len(parts.places) else torch.zeros(len(t), dtype=torch.double)
         likely = torch.stack([places, parts.pairs[i, j], parts.shares[t + 1, j], torch.full_like(places, 1 / size)])
@@ -93,10 +132,10 @@ class WordOrder(NamedTuple):
         is_small = length * size**2 <= ENTRIES
         places = torch.zeros((length - 1) * is_small, size, size, dtype=torch.double)
         for t in range(length):
-            used = words[:, t] >= 0
-            shares[t] = torch.bincount(words[used, t], minlength=size)
+            shares[t] = torch.bincount(words[words[:, t] >= 0, t], minlength=size)
             if t:
-                index, unit = (words[used, t - 1], words[used, t]), torch.ones(int(used.sum()), dtype=torch.double)
+                both = words[(words[:, t - 1 : t + 1] >= 0).all(dim=1), t - 1 : t + 1]
+                index, unit = both.unbind(dim=1), torch.ones(len(both), dtype=torch.double)
                 pairs.index_put_(index, unit, accumulate=True)
                 if is_small:
                     places[t - 1].index_put_(index, unit, accumulate=True)
