@@ -91,14 +91,14 @@ class WordOrder(NamedTuple):
     """Which words follow each other: a mixture, so that what known rows do not have stays possible.
 
     Attributes:
-        first: (K,) shares of the first word.
-        pairs: (K, K) of a word after another.
-        places: (T - 1, K, K) of the same at each position; empty where it would be too large.
+        seen: (S,) the words of known texts.
+        pairs: (S, S) shares of one of them after another.
+        places: (T - 1, S, S) of the same at each position; empty where it would be too large.
         shares: (T, K) of words at each position.
         weights: of pairs at a position, pairs anywhere, words at a position, and any word.
     """
 
-    first: Tensor
+    seen: Tensor
     pairs: Tensor
     places: Tensor
     shares: Tensor
@@ -110,26 +110,33 @@ class WordOrder(NamedTuple):
 
         One more word counts as any word, so that states can tell an order that no known text has.
         """
+        seen = words[words >= 0].unique()  # type: ignore[no-untyped-call]
+        number = torch.full((size + 1,), -1)
+        number[seen] = torch.arange(len(seen))
+        words = number[words]  # the last one stands for -1
         held, kept = words[::5], words[torch.arange(len(words)) % 5 != 0]
-        parts = cls._count(kept, size)
+        is_small = words.shape[1] * size**2 <= ENTRIES
+        shares, pairs, places = cls._count(kept, len(seen), is_small=is_small)
         weights = torch.full((4,), 0.25, dtype=torch.double)
         before, after = held[:, :-1], held[:, 1:]
         at = ((before >= 0) & (after >= 0)).nonzero()
         i, j, t = before[at[:, 0], at[:, 1]], after[at[:, 0], at[:, 1]], at[:, 1]
-        places = parts.places[t, i, j] if len(parts.places) else torch.zeros(len(t), dtype=torch.double)
-        likely = torch.stack([places, parts.pairs[i, j], parts.shares[t + 1, j], torch.full_like(places, 1 / size)])
+        at_place = places[t, i, j] if is_small else torch.zeros(len(t), dtype=torch.double)
+        likely = torch.stack([at_place, pairs[i, j], shares[t + 1, j], torch.full_like(at_place, 1 / size)])
         for _ in range(50):  # EM (deleted interpolation)
             joint = weights[:, None] * likely
             weights = (joint / joint.sum(dim=0)).mean(dim=1) if len(t) else weights
         weights *= len(t) / (len(t) + 1)
         weights[-1] += 1 / (len(t) + 1)
-        return cls._count(words, size)._replace(weights=weights)
+        shares, pairs, places = cls._count(words, len(seen), is_small=is_small)
+        every = torch.zeros(len(shares), size, dtype=torch.double).index_copy(1, seen, shares)
+        return cls(seen, pairs, places, every, weights)
 
-    @classmethod
-    def _count(cls, words: Tensor, size: int) -> WordOrder:
+    @staticmethod
+    def _count(words: Tensor, size: int, *, is_small: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Return shares at each position, after another word, and both, for small tables."""
         length = words.shape[1]
         pairs, shares = torch.zeros(size, size, dtype=torch.double), torch.zeros(length, size, dtype=torch.double)
-        is_small = length * size**2 <= ENTRIES
         places = torch.zeros((length - 1) * is_small, size, size, dtype=torch.double)
         for t in range(length):
             shares[t] = torch.bincount(words[words[:, t] >= 0, t], minlength=size)
@@ -140,7 +147,7 @@ class WordOrder(NamedTuple):
                 if is_small:
                     places[t - 1].index_put_(index, unit, accumulate=True)
         shares, pairs, places = (x / x.sum(dim=-1, keepdim=True).clamp_min(1) for x in (shares, pairs, places))
-        return cls(shares[0], pairs, places, shares, torch.zeros(4))
+        return shares, pairs, places
 
     def follow(self, before: Tensor, t: int) -> Tensor:
         """Return the shares (n, K) of words at position ``t`` by those (n, K) of the word before."""
@@ -161,14 +168,11 @@ class WordOrder(NamedTuple):
         return before
 
     def _move(self, shares: Tensor, table: Tensor) -> Tensor:
-        """Return the product of shares (n, K) and a table (K, K), which has numbers for words of known rows alone."""
-        seen = self.shares.any(dim=0).nonzero()[:, 0]
-        product = torch.zeros_like(shares)
-        product[:, seen] = shares[:, seen] @ table[seen][:, seen]
-        return product
+        """Return the product of shares (n, K) and a table (S, S)."""
+        return torch.zeros_like(shares).index_copy(1, self.seen, shares[:, self.seen] @ table)
 
     def _rest(self, t: int, share: Tensor, any_word: Tensor) -> Tensor:
-        return share * self.shares[t] + any_word / len(self.first)
+        return share * self.shares[t] + any_word / self.shares.shape[1]
 
     def expect(self, likely: Tensor, mask: Tensor) -> Tensor:
         """Return the shares (n, T, K) of words by all others of their text, without what ``likely`` says of their own.
@@ -177,7 +181,7 @@ class WordOrder(NamedTuple):
         """
         n, length, size = likely.shape
         prior, after = torch.empty_like(likely), likely.new_ones(n, size)
-        before = (0.9 * self.first + 0.1 / size).expand(n, -1)
+        before = (0.9 * self.shares[0] + 0.1 / size).expand(n, -1)
         for t in range(length):
             prior[:, t] = before if not t else self.follow(before, t)
             before = F.normalize(prior[:, t] * likely[:, t], p=1, dim=1)
