@@ -109,11 +109,13 @@ class Network(nn.Module):
         optimizer = torch.optim.AdamW(network.parameters(), RATE, weight_decay=DECAY)
         schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.02, STEPS)
         others, read = others.thin(max(1, TABLE // size)), read.thin(max(1, TABLE // size))
-        groups = ((g.values, g.mask, g.columns) for g in (others, read.states))
-        values, of_rest, rest_columns = (torch.cat(both) for both in zip(*groups, strict=True))
+        of_rest = torch.cat([others.mask, read.states.mask])
+        rest_columns = torch.cat([others.columns, read.states.columns])
         table = torch.empty(*of_rest.shape, size)
-        for at in torch.arange(len(table)).split(BATCH):  # type: ignore[no-untyped-call]
-            table[at] = channel.read(values[at]).float()
+        parts = table.split([len(others.mask), len(read.words)])  # type: ignore[no-untyped-call]
+        for states, part in zip((others, read.states), parts, strict=True):
+            for at in torch.arange(len(part)).split(BATCH):  # type: ignore[no-untyped-call]
+                part[at] = channel.read(states.values[at]).float()
 
         def score(likely: Tensor, mask: Tensor, columns: Tensor) -> Tensor:
             share = MOST_HIDDEN * torch.rand(len(mask), 1, generator=rng)

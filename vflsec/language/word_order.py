@@ -36,7 +36,7 @@ class States(NamedTuple):
 
     def thin(self, words: int) -> States:
         """Return evenly spaced rows with about so many positions."""
-        return self.select(list_evenly(self.mask, words))
+        return self if self.mask.numel() <= words else self.select(list_evenly(self.mask, words))
 
     def join(self) -> States:
         """Return those with releases side by side, (n, T, r·d)."""
@@ -69,7 +69,7 @@ class ReadTexts(NamedTuple):
 
     def thin(self, words: int) -> ReadTexts:
         """Return evenly spaced texts with about so many positions."""
-        return self.select(list_evenly(self.words, words))
+        return self if self.words.numel() <= words else self.select(list_evenly(self.words, words))
 
     def compute_shares(self, size: int) -> Tensor:
         """Return the shares (n, T, K) of words, which are by number here; what is not right may be any word."""
