@@ -309,6 +309,18 @@ def test_words_that_no_known_text_has_are_read_by_their_public_embeddings(epsilo
         assert least <= (fitted == words[100:])[unseen].double().mean() <= most
 
 
+@pytest.mark.parametrize(("most", "share"), [(31, 1.0), (30, 0.0)])
+def test_words_that_no_known_text_has_are_read_up_to_a_size_of_the_vocabulary(most, share, monkeypatch):
+    """31 embeddings, of padding and 30 words, without noise."""
+    monkeypatch.setattr(noisy_channel, "VOCABULARY", most)
+    rng = make_rng(0, "unseen")
+    words, embeddings = torch.randint(1, 31, (300, 6), generator=rng), torch.randn(31, 8, generator=rng).double()
+    words[:100] = words[:100].clamp_max(24)  # of known texts
+    states = embeddings[words] @ torch.randn(8, 12, generator=rng).double()
+    right = read(states, words, 100, Mechanism(embeddings)) == words[100:]
+    assert right[words[100:] > 24].double().mean() == pytest.approx(share, abs=0.05)
+
+
 @pytest.mark.parametrize("defense", ["none", "custext"])
 def test_a_network_reads_words_that_agree_with_words_far_away(defense, monkeypatch):
     """The last of eight words is told by the first; those between are drawn evenly, and order says nothing."""

@@ -56,9 +56,9 @@ class Decoded(NamedTuple):
     """Words (n, T) of texts.
 
     Attributes:
-        words: the likeliest of each position.
+        words: the likeliest of each position, or ``texts`` where held-out texts say that more of these are right.
         texts: those that are likely together.
-        right: the probabilities that the likeliest are right; None if the decoder has none.
+        right: the probabilities of the likeliest words of each position; None if the decoder has none.
     """
 
     words: Tensor

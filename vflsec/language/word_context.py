@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vflsec.language.text_prior import FOLDS
-from vflsec.language.word_order import ENTRIES, POWERS, ColumnRatios, ReadTexts, States, WordOrder
+from vflsec.language.word_order import ENTRIES, POWERS, ColumnRatios, ReadTexts, States, WordOrder, list_evenly
 
 TINY = 1e-12
 """The smallest share of a word."""
@@ -188,7 +188,7 @@ class SimilarTexts(NamedTuple):
     def fit(cls, words: Tensor, order: WordOrder) -> SimilarTexts:
         """Return those of known texts (m, T), or of evenly spaced ones."""
         most, length = MOST_TEXTS // len(SHIFTS), words.shape[1]
-        words = words[torch.linspace(0, len(words) - 1, min(len(words), most)).long()]
+        words = words[list_evenly(words, most * length)]
         wide = F.pad(words, (length, length), value=-1)
         shifted = torch.cat([wide[:, length - k : 2 * length - k] for k in SHIFTS])
         return cls(shifted, (0.9 * order.shares + 0.1 / order.shares.shape[1]).float())
@@ -218,7 +218,7 @@ class SimilarTexts(NamedTuple):
 
 
 class WordContext(NamedTuple):
-    """What all but its own state says of a word: the order of words and own columns, and a network of both.
+    """Shares of a word by all but its own state: word order, own columns, a network, repeats and similar texts.
 
     The order learns pairs from few texts, the network knows words far from each other. As noise is drawn for each word,
     either gives shares by which the likelihoods of a state are multiplied; a weighted geometric mean joins them. It is
