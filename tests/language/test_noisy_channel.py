@@ -20,17 +20,22 @@ from vflsec.language.word_order import ColumnRatios, ReadTexts, States, WordOrde
 from vflsec.language.word_privacy import CusText, SanText, find_sets
 
 SIZE, LENGTH = 3, 4
-NO_COLUMNS = WordShares([], []), torch.zeros(3, 0)
+NO_COPIES = torch.zeros(1000, 0, dtype=torch.long)
+NO_COLUMNS = WordShares([], []), torch.zeros(3, 0), NO_COPIES
 
 
-def read(states, words, known, mechanism, columns=None, *, has_network=False):
-    """Return the words by the channel decoder, from the row ``known`` on, of states (n, T, k); others are known."""
+def decode(states, words, known, mechanism, columns=None, *, has_network=False):
+    """Return what the channel decoder reads, from the row ``known`` on, of states (n, T, k); others are known."""
     columns = torch.zeros(len(words), 1) if columns is None else columns
     of_known, shares = fit_forests(columns[:known].numpy(), words[:known].numpy(), {"all": columns.numpy()}, 0)
-    mask = words != PADDING
-    rows = States(states, mask, shares["all"], columns).select(torch.arange(known, len(words)))
-    source = States(states[:known], mask[:known], of_known, columns[:known])
-    return fit_channel(source, words[:known], rows, mechanism, has_network=has_network).words
+    every = States(states, words != PADDING, shares["all"], columns, words[:, :0])
+    source, rows = every.select(torch.arange(known)), every.select(torch.arange(known, len(words)))
+    return fit_channel(source._replace(shares=of_known), words[:known], rows, mechanism, has_network=has_network)
+
+
+def read(*args, **options):
+    """Return the words of it."""
+    return decode(*args, **options).words
 
 
 def make_order(size=SIZE):
@@ -201,7 +206,7 @@ def test_a_word_that_is_unknown_follows_no_word_and_none_follows_it():
 
 
 def test_a_text_that_was_read_has_the_shares_of_its_words():
-    nothing = States(torch.zeros(1, 2, 3), torch.ones(1, 2, dtype=torch.bool), WordShares([], []), torch.zeros(1, 0))
+    nothing = States(torch.zeros(1, 2, 3), torch.ones(1, 2, dtype=torch.bool), *NO_COLUMNS)
     text = ReadTexts(nothing, torch.tensor([[2, 0]]), torch.tensor([[0.8, 0.4]]))
     assert text.compute_shares(4).flatten().tolist() == pytest.approx([0.05, 0.05, 0.85, 0.05, 0.55, 0.15, 0.15, 0.15])
     assert text.keep_sure().tolist() == [[2, -1]]
@@ -220,7 +225,7 @@ def test_texts_that_were_read_teach_the_decoder_as_far_as_their_words_are_right(
     states = torch.randn(int(words.max()) + 1, 6, generator=rng)[words] + 2 * torch.randn(520, 8, 6, generator=rng)
     mask, columns = torch.ones(520, 8, dtype=torch.bool), torch.zeros(520, 1)
     of_known, shares = fit_forests(columns[:20].numpy(), words[:20].numpy(), {"all": columns.numpy()}, 0)
-    every = States(states, mask, shares["all"], columns)
+    every = States(states, mask, shares["all"], columns, NO_COPIES)
     known, rows = every.select(torch.arange(20))._replace(shares=of_known), every.select(torch.arange(320, 520))
     text = ReadTexts(every.select(torch.arange(20, 320)), words[20:320], torch.full((300, 8), right))
     without, beside = (
@@ -342,7 +347,7 @@ def test_a_network_reads_words_that_agree_with_words_far_away(defense, monkeypat
         fitted = read(states, words, 200, mechanism, has_network=has_network)
         rates.append((fitted == words[200:]).double().mean(dim=0))
     assert (rates[1] - rates[0])[[0, 7]].min() > 0.05
-    assert (rates[1] - rates[0])[1:7].mean() == pytest.approx(0, abs=0.02)
+    assert (rates[1] - rates[0])[1:7].mean() == pytest.approx(0, abs=0.03)
 
 
 def test_shares_of_a_network_do_not_depend_on_likelihoods_of_the_word_itself():
@@ -366,7 +371,7 @@ def test_shares_of_a_network_do_not_depend_on_likelihoods_of_the_word_itself():
 def test_a_power_of_zero_is_the_order_and_of_one_the_network():
     order, rng = make_order(), make_rng(0, "power")
     likely, mask = torch.rand(6, LENGTH, SIZE, generator=rng).double(), torch.ones(6, LENGTH, dtype=torch.bool)
-    states = States(likely, mask, WordShares([], []), torch.zeros(6, 1))
+    states = States(likely, mask, WordShares([], []), torch.zeros(6, 1), NO_COPIES)
     network = Network(order.shares, 1).eval()
     context = WordContext(order, lambda _: torch.ones(()).double(), network)
     torch.testing.assert_close(context.expect(likely, states), order.expect(likely, mask))
@@ -380,7 +385,9 @@ def test_words_that_are_likely_together_make_a_text_that_occurs():
     """The texts 0 0, 1 1 and 1 2 have the shares 4, 3 and 3: the likeliest words would be 1 0."""
     words = torch.tensor([[0, 0]] * 4 + [[1, 1]] * 3 + [[1, 2]] * 3).repeat(50, 1)
     order, likely = WordOrder.fit(words, 3), torch.ones(2, 2, 3).double()
-    states = States(likely, torch.tensor([[True, True], [True, False]]), WordShares([], []), torch.zeros(2, 1))
+    states = States(
+        likely, torch.tensor([[True, True], [True, False]]), WordShares([], []), torch.zeros(2, 1), NO_COPIES
+    )
     context = WordContext(order, lambda _: torch.ones(()).double())
     shares = context.expect(likely, states)
     assert shares[0].argmax(dim=1).tolist() == [1, 0]
@@ -391,7 +398,7 @@ def test_words_that_are_likely_together_make_a_text_that_occurs():
 
 def test_one_word_of_equally_likely_ones_is_chosen_at_a_time():
     order, likely = WordOrder.fit(torch.tensor([[0, 1], [1, 0]] * 50), 2), torch.ones(3, 2, 2).double()
-    states = States(likely, torch.ones(3, 2, dtype=torch.bool), WordShares([], []), torch.zeros(3, 1))
+    states = States(likely, torch.ones(3, 2, dtype=torch.bool), WordShares([], []), torch.zeros(3, 1), NO_COPIES)
     context = WordContext(order, lambda _: torch.ones(()).double())
     texts = context.decode(likely, context.expect(likely, states) * likely, states)
     assert (texts.sum(dim=1) == 1).all()
@@ -404,7 +411,7 @@ def test_words_that_are_sure_are_decoded_as_they_are(length):
     mask = torch.arange(length) < torch.randint(1, length + 1, (50, 1), generator=make_rng(1, "lengths"))
     likely = F.one_hot(words, SIZE).double().clamp_min(1e-9)
     context = WordContext(WordOrder.fit(torch.where(mask, words, -1), SIZE), lambda _: torch.ones(()).double())
-    states = States(likely, mask, WordShares([], []), torch.zeros(50, 1))
+    states = States(likely, mask, WordShares([], []), torch.zeros(50, 1), NO_COPIES)
     texts = context.decode(likely, context.expect(likely, states) * likely, states)
     assert torch.equal(texts[mask], words[mask])
 
@@ -454,3 +461,16 @@ def test_clean_states_tell_words_in_an_order_that_no_known_text_has():
     vectors = torch.randn(10, 20, generator=rng).double()
     states = vectors[words] + 0.3 * torch.randn(200, 8, 20, generator=rng).double()
     assert (read(states, words, 100, None)[50:] == words[150:]).double().mean() > 0.9
+
+
+@pytest.mark.parametrize("are_joint", [False, True])
+def test_the_probability_that_a_word_is_right_is_that_of_the_word_which_is_chosen(are_joint, monkeypatch):
+    """Words of whole texts are here the second of each position; five words are equally likely before states."""
+    monkeypatch.setattr(WordContext, "add_network", lambda self, *_: self._replace(are_joint=are_joint))
+    monkeypatch.setattr(WordContext, "decode", lambda _, likely, shares, states: shares.topk(2, dim=2).indices[..., 1])
+    rng = make_rng(0, "right")
+    words = torch.randint(1, 6, (300, 4), generator=rng)
+    states = torch.randn(6, 8, generator=rng).double()[words] + 2 * torch.randn(300, 4, 8, generator=rng)
+    decoded = decode(states, words, 100, None, has_network=True)
+    assert ((decoded.words == words[100:]).double().mean() > 0.5) != are_joint
+    assert (decoded.right.mean() > 0.5) != are_joint

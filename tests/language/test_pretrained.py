@@ -494,9 +494,9 @@ def test_a_public_head_names_words_of_noisy_states_that_no_known_row_has(folders
     centers = find_centers(head, mask, rng)[1]
     of_known, shares = fit_forests(np.zeros((60, 1)), words[known].numpy(), {"all": np.zeros((400, 1))}, 0)
     columns = torch.zeros(400, 1)
-    rows, rates = States(noisy, mask, shares["all"], columns), []
+    rows, rates = States(noisy, mask, shares["all"], columns, words[:, :0]), []
     for mechanism in (Mechanism(centers / centers.std()), None):
-        source = States(noisy[known], mask[known], of_known, columns[known])
+        source = States(noisy[known], mask[known], of_known, columns[known], words[known, :0])
         read = fit_channel(source, words[known], rows, mechanism).words
         rates.append([float((read == words)[part].double().mean()) for part in (mask, words == 10)])
     assert rates[0][0] > max(0.85, rates[1][0])

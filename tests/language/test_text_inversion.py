@@ -242,7 +242,7 @@ def test_all_known_rows_choose_the_decoder_where_a_fifth_of_them_often_errs(monk
     y = torch.randint(1, 9, (200, 5), generator=rng)
     view = View("active", "active", 5, {"train": torch.zeros(200, 1)}, None, torch.arange(200), y)
     shares = WordShares([np.arange(1, 9)] * 5, [np.ones((200, 8), dtype=np.uint8)] * 5)
-    states = text_inversion.States(y[..., None, None].double(), y != PADDING, shares, torch.zeros(200, 1))
+    states = text_inversion.States(y[..., None, None].double(), y != PADDING, shares, torch.zeros(200, 1), y[:, :0])
     by_fold = by_all = 0
     none = torch.arange(0)
     texts = text_inversion.Texts(states, y, states, ReadTexts(states.select(none), y[none], y[none].double()))
@@ -536,5 +536,5 @@ def test_words_of_a_large_vocabulary_are_those_of_a_small_one(monkeypatch):
     monkeypatch.setattr(text_inversion, "ROWS", 7)  # which divides no number of rows here
     mask = torch.from_numpy(y != PADDING)
     values = F.one_hot(torch.from_numpy(words), SIZE).float() * mask[..., None]
-    states = text_inversion.States(values, mask, WordShares([], []), torch.zeros(len(mask), 0))
+    states = text_inversion.States(values, mask, WordShares([], []), torch.zeros(len(mask), 0), mask[:, :0])
     assert torch.equal(text_inversion.fit_linear(states, torch.from_numpy(y), states), torch.from_numpy(y))

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from vflsec.base.layout import PADDING
 from vflsec.core.knowledge import Knowledge
 from vflsec.core.method import Trained
+from vflsec.language.copied_numbers import COPIED, replace_copies, restore_copies
 from vflsec.language.word_context import WordContext
 from vflsec.language.word_order import ColumnRatios, ReadTexts, States, WordOrder
 from vflsec.language.word_privacy import WordPrivacy, WordReplacement
@@ -96,8 +97,9 @@ def fit_channel(
 
     A state is Gaussian around a linear function of the embedding of the word that was read, with one covariance for
     all words; without a mechanism, a random vector stands for each word of known rows. The defense tells which words
-    were read for a word, known rows the order of words and what own columns say of them. The likelihood is raised by EM
-    on known and other rows.
+    were read for a word, known rows the order of words and what own columns say of them. A word that copies a column
+    is one word to these, and has the likelihood of the number of the row. The likelihood is raised by EM on known and
+    other rows.
 
     Args:
         known: m rows whose words are known, with shares by trees without the row.
@@ -113,15 +115,21 @@ def fit_channel(
         vocabulary = torch.arange(PADDING + 1, len(mechanism.embeddings))  # also words that no known row has
         numbers = y[known.mask] - PADDING - 1
     words = torch.full(y.shape, -1).masked_scatter(known.mask, numbers)
-    size, rng = len(vocabulary), torch.Generator().manual_seed(0)
-    pool = (rows if others is None else others).thin(POOL)
+    count, rng = len(vocabulary), torch.Generator().manual_seed(0)
+    every = torch.cat([vocabulary, COPIED + torch.arange(known.copies.shape[1])])  # words of texts, copies among them
+    size, pool = len(every), (rows if others is None else others).thin(POOL)
     read = ReadTexts(rows.select(torch.arange(0)), y[:0], torch.zeros(y[:0].shape)) if read is None else read
-    numbers = torch.searchsorted(vocabulary, read.words).clamp_max(size - 1)
-    read = read._replace(words=numbers, right=read.right * (vocabulary[numbers] == read.words))
+    numbers, is_seen = _locate(every, replace_copies(read.words, read.states.copies))
+    read = read._replace(words=numbers, right=read.right * is_seen)
+    in_text = torch.where(known.mask, _locate(every, replace_copies(y, known.copies))[0], -1)
+    is_copy = in_text >= count
+    usual = torch.zeros(size - count, count, dtype=torch.double)
+    usual.index_put_((in_text[is_copy] - count, words[is_copy]), usual.new_ones(()), accumulate=True)
+    usual = F.normalize(usual, p=1, dim=1)
     replaced = None
     if mechanism is None:
-        random = torch.randn(size, WIDTH, generator=rng, dtype=torch.double) / WIDTH**0.5
-        table = torch.eye(size, dtype=torch.double) if size <= WIDTH else random
+        random = torch.randn(count, WIDTH, generator=rng, dtype=torch.double) / WIDTH**0.5
+        table = torch.eye(count, dtype=torch.double) if count <= WIDTH else random
     else:
         embeddings = mechanism.embeddings.cpu().double()
         table = embeddings[PADDING + 1 :] if mechanism.replacing else embeddings[vocabulary]
@@ -129,14 +137,17 @@ def fit_channel(
             originals = vocabulary if replaced is None else torch.arange(len(table)) + PADDING + 1
             shares = torch.stack(list(defense.compute_shares(originals, embeddings)))
             replaced = shares if replaced is None else replaced @ shares
-    texts = torch.cat([words, read.keep_sure()])
-    order, index = WordOrder.fit(texts, size), {int(word): k for k, word in enumerate(vocabulary)}
+    order, index = WordOrder.fit(torch.cat([in_text, read.keep_sure()]), size), {int(w): k for k, w in enumerate(every)}
     of_place = [torch.tensor([index.get(int(word), -1) for word in w]) for w in known.shares.words]
-    context = WordContext(order, ColumnRatios(known.shares, words, order, of_place))
+    context = WordContext(order, ColumnRatios(known.shares, in_text, order, of_place))
     project = _find_components(*(torch.cat(both) for both in zip(known[:2], pool[:2], strict=True)))
-    known, pool, of_read = (group._replace(values=project(group.values)) for group in (known, pool, read.states))
-    read = read._replace(states=of_read)
-    exact = F.one_hot(words.clamp_min(0), size).double()
+
+    def prepare(states: States) -> States:
+        numbers, is_seen = _locate(vocabulary, states.copies)
+        return states._replace(values=project(states.values), copies=torch.where(is_seen, numbers, -1))
+
+    known, pool, read = prepare(known), prepare(pool), read._replace(states=prepare(read.states))
+    exact = F.one_hot(words.clamp_min(0), count).double()
     exact = exact if replaced is None else exact @ replaced
     n = max(1, AT_ONCE // (y.shape[1] * len(table)))  # rows at once
 
@@ -145,14 +156,14 @@ def fit_channel(
         sums.add(known.values, shares, known.mask.double())
         for part, of_part in pooled:
             sums.add(part.values, of_part, of_part.amax(dim=2).square() * part.mask)
-        return sums.fit(replaced)
+        return sums.fit(replaced, usual)
 
     def assign(score: _Gaussians) -> Iterator[tuple[States, Tensor]]:
         for part in _split(pool, n):
-            yield part, score.assign(part.values, partial(context.expect, states=part))
+            yield part, score.assign(part, partial(context.expect, states=part))
         for at in torch.arange(len(read.words)).split(n):  # type: ignore[no-untyped-call]
             texts = read.select(at)
-            yield texts.states, score.assign(texts.states.values, lambda _, texts=texts: texts.compute_shares(size))  # type: ignore[misc]
+            yield texts.states, score.assign(texts.states, lambda _, texts=texts: texts.compute_shares(size))  # type: ignore[misc]
 
     def refine(score: _Gaussians, rounds: int) -> _Gaussians:
         for _ in range(rounds):
@@ -161,20 +172,29 @@ def fit_channel(
 
     score = refine(fit(exact, ()), ROUNDS)
     if has_network:
-        context = context.add_network(words, known, pool, read, score, rng)
+        context = context.add_network(in_text, known, pool, read, score, rng)
         score = refine(score, MORE)
     each, whole = torch.full((2, *rows.mask.shape), PADDING)  # at once: many small tensors fragment the memory
     right = torch.zeros(rows.mask.shape)
     for at in torch.arange(len(rows.mask)).split(n):  # type: ignore[no-untyped-call]
-        part = rows.select(at)
-        likely = score.read(project(part.values))
-        shares = context.expect(likely, part) * likely
-        share, best = F.normalize(shares, p=1, dim=2).max(dim=2)
-        each[at], right[at] = torch.where(part.mask, vocabulary[best], PADDING), share.float()
+        part = prepare(rows.select(at))
+        likely = score.read(part)
+        shares = F.normalize(context.expect(likely, part) * likely, p=1, dim=2)
+        merged = score.merge(shares, part.copies)
+        best = together = merged.argmax(dim=2)
         if has_network:
-            whole[at] = torch.where(part.mask, vocabulary[context.decode(likely, shares, part)], PADDING)
-    each = whole if context.are_joint else each
-    return Decoded(each, whole if has_network else each, right)
+            together = context.decode(likely, shares, part)
+        best = together if context.are_joint else best
+        right[at] = merged.gather(2, best[..., None])[..., 0].float()
+        for words, chosen in ((each, best), (whole, together)):
+            words[at] = torch.where(part.mask, restore_copies(every[chosen], rows.copies[at]), PADDING)
+    return Decoded(each, whole, right)
+
+
+def _locate(vocabulary: Tensor, words: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the places of words in an ascending vocabulary, and whether it has them."""
+    numbers = torch.searchsorted(vocabulary, words).clamp_max(len(vocabulary) - 1)
+    return numbers, vocabulary[numbers] == words
 
 
 def _split(states: States, n: int) -> Iterator[States]:
@@ -198,45 +218,68 @@ class _Gaussians(NamedTuple):
 
     Attributes:
         means: (T, k) of positions.
-        centers: (V, k) of words that the model reads.
+        centers: (V, k) of words that the model reads, whitened.
         whitening: (k, k).
         replaced: (K, V) shares of words that are read for a word; None if they are the same.
+        usual: (J, K) shares of words that copies of a column are, which stand for copies that no known text has.
     """
 
     means: Tensor
     centers: Tensor
     whitening: Tensor
     replaced: Tensor | None
+    usual: Tensor
 
     def score(self, x: Tensor) -> Tensor:
         """Return likelihoods (n, T, V) of words that were read, by states (n, T, k)."""
         return self._compare((x - self.means) @ self.whitening)
 
-    def read(self, x: Tensor) -> Tensor:
-        """Return likelihoods (n, T, K) of words by states (n, T, k)."""
-        return self._to_words(self.score(x))
+    def read(self, states: States) -> Tensor:
+        """Return likelihoods (n, T, K + J) of words and of copies by states."""
+        return self._to_words(self.score(states.values), states.copies)
 
-    def draw(self, words: Tensor, rng: torch.Generator) -> Tensor:
-        """Return likelihoods (n, T, K) by states of ``words`` (n, T), by number, which get fresh noise."""
+    def draw(self, words: Tensor, copies: Tensor, rng: torch.Generator) -> Tensor:
+        """Return likelihoods (n, T, K + J) by states of ``words`` (n, T), by number, which get fresh noise."""
         words = words.clamp_min(0)
+        for column, usual in enumerate(self.usual):
+            unseen = torch.multinomial(usual + 1e-12, len(words), replacement=True, generator=rng)
+            number = torch.where(copies[:, column] < 0, unseen, copies[:, column])
+            words = torch.where(words == len(usual) + column, number[:, None], words)
         if self.replaced is not None:
             words = torch.multinomial(self.replaced[words.flatten()], 1, generator=rng).view(words.shape)
-        centers = (self.centers @ self.whitening)[words]
-        return self._to_words(self._compare(centers + torch.randn(centers.shape, generator=rng, dtype=torch.double)))
+        centers = self.centers[words]
+        noise = torch.randn(centers.shape, generator=rng, dtype=torch.double)
+        return self._to_words(self._compare(centers + noise), copies)
 
-    def assign(self, x: Tensor, shares: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return the shares (n, T, V) of words that were read, by states and by ``shares`` (n, T, K) of words."""
-        likely = self.score(x)
-        expected = shares(self._to_words(likely))
+    def assign(self, states: States, shares: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return the shares (n, T, V) of words that were read, by states and by ``shares`` (n, T, K + J) of words."""
+        likely, size = self.score(states.values), self.usual.shape[1]
+        expected = self.merge(shares(self._to_words(likely, states.copies)), states.copies)
+        expected = expected[..., :size] + (expected[..., size:] * (states.copies < 0)[:, None]) @ self.usual
         expected = expected if self.replaced is None else expected @ self.replaced
         return F.normalize(likely * expected, p=1, dim=2)
 
-    def _to_words(self, likely: Tensor) -> Tensor:
-        return likely if self.replaced is None else likely @ self.replaced.T
+    def merge(self, shares: Tensor, copies: Tensor) -> Tensor:
+        """Return shares (n, T, K + J) of words and of copies (n, J) with the sum for a word and a copy of it."""
+        if not copies.shape[1]:
+            return shares
+        words, of_copies = shares.tensor_split([self.usual.shape[1]], dim=2)
+        is_seen, at = (copies >= 0)[:, None], copies.clamp_min(0)[:, None].expand(of_copies.shape)
+        words = words.scatter_add(2, at, of_copies * is_seen)
+        return torch.cat([words, torch.where(is_seen, words.gather(2, at), of_copies)], dim=2)
+
+    def _to_words(self, likely: Tensor, copies: Tensor) -> Tensor:
+        """Return likelihoods (n, T, K + J) of words and copies by those (n, T, V) of words that were read."""
+        words = likely if self.replaced is None else likely @ self.replaced.T
+        if not copies.shape[1]:
+            return words
+        unseen = (words @ self.usual.T).clamp_min(1e-12)
+        of_copies = words.gather(2, copies.clamp_min(0)[:, None].expand(unseen.shape))
+        return torch.cat([words, torch.where((copies < 0)[:, None], unseen, of_copies)], dim=2)
 
     def _compare(self, z: Tensor) -> Tensor:
-        """Return likelihoods over the largest of each position, by whitened states."""
-        squares = torch.cdist(z.flatten(0, 1), self.centers @ self.whitening).square()
+        """Return likelihoods (n, T, V) over the largest of each position, by whitened states."""
+        squares = torch.cdist(z.flatten(0, 1), self.centers).square()
         likely = (-0.5 * (squares - squares.amin(dim=1, keepdim=True))).exp().clamp_min(1e-12)
         return likely.reshape(*z.shape[:2], len(self.centers))
 
@@ -269,10 +312,11 @@ class _Moments:
         self.counts += (w * shares[used]).sum(dim=0)
         self.total = self.total + w.sum()
 
-    def fit(self, replaced: Tensor | None) -> _Gaussians:
+    def fit(self, replaced: Tensor | None, usual: Tensor) -> _Gaussians:
         """Return the Gaussians of largest likelihood, with a covariance that can be inverted.
 
         Args:
+            usual: shares of words that copies of a column are.
             replaced: shares of words that are read for a word; None if they are the same. Then coefficients have a
                 Gaussian prior, whose variance for each number of a state is that of the largest evidence (MacKay 1992,
                 "Bayesian interpolation"). Few known rows make noise look like words without it; with replaced words it
@@ -300,4 +344,4 @@ class _Moments:
         least = 0.02 * covariance.diagonal().mean().clamp_min(1e-12)
         values, axes = torch.linalg.eigh(covariance + covariance.T)
         whitening = axes * (0.5 * values.clamp_min(0) + least).rsqrt()
-        return _Gaussians(line[width:], self.table @ line[:width], whitening, replaced)
+        return _Gaussians(line[width:], self.table @ line[:width] @ whitening, whitening, replaced, usual)

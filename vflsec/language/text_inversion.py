@@ -17,6 +17,7 @@ from vflsec.core.message import Kind
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.regression import standardize
 from vflsec.inference.releases import read_last_values, read_releases
+from vflsec.language.copied_numbers import find_copies, replace_copies
 from vflsec.language.noisy_channel import MECHANISM, Decoded, Mechanism, fit_channel, weigh_releases
 from vflsec.language.public_head import HEAD, find_centers, fit_head
 from vflsec.language.text_prior import TextPrior, fit_forests, guess_alone, list_columns
@@ -59,13 +60,14 @@ class TextInversion(Attack):
     """Decoders from hidden states (n, T, d) to the word of each position, fitted to rows whose text is known.
 
     The linear decoder is a ridge regression of one-hot words on the states of a position. The second is a small
-    transformer on the principal components of the states of all positions, so that it also learns which words follow
-    which. The third knows the defense of words, if there is one, or a public head, and finds the likeliest words by
-    their states, by all other words of the text, by own columns, by labels of training rows, by the length of the
-    text, and by similar known texts; for whole texts, words that are likely together. The fourth knows the head before
-    training, where it is public, and finds the words that give such states. Folds of known rows choose between them and
-    the guess without the federation; what is clearly worse on the first ones is not fitted to others. In folds the
-    third knows the order of words, and its network is fitted to all known rows once it is chosen.
+    transformer on the principal components of the states of all positions, so that it also learns which words
+    follow which. The third knows the defense of words, if there is one, or a public head, and finds the likeliest
+    words by their states, by all other words of the text, by own columns, by labels of training rows, by the length
+    of the text, by numbers that texts copy, and by similar known texts; for whole texts, words that are likely
+    together. The fourth knows the head before training, where it is public, and finds the words that give such
+    states. Folds of known rows choose between them and the guess without the federation; what is clearly worse on
+    the first ones is not fitted to others. In folds the third knows the order of words, and its network is fitted
+    to all known rows once it is chosen.
 
     A training row has a release in each epoch. The first and the fourth read all side by side, since each epoch has
     another model, the others their mean, since noise is drawn anew, weighted by signal and noise of each epoch. A test
@@ -83,7 +85,7 @@ class TextInversion(Attack):
     name = "text-inversion"
     side = "active"
     target = "text"
-    version = 14
+    version = 15
     needs = frozenset({Need.FEATURES, Need.EMBEDDINGS, Need.AUX_LABELS})
     wants = frozenset({MECHANISM, HEAD})
     reference = "Chen et al. 2024 (BiSR), arXiv 2409.00960; linear and channel decoders: this project"
@@ -101,7 +103,7 @@ class TextInversion(Attack):
     )
     fails = (
         "with noise far larger than the mean of all releases, and on words that no known row has unless a head or "
-        "embeddings of at most 4,000 words are public; numbers that texts copy from own columns are words like "
+        "embeddings of at most 4,000 words are public; copies of own columns other than whole numbers are words like "
         "others; own columns are read by the channel decoder alone, and folds choose it by the order of words, "
         "without the network, for time"
     )
@@ -127,7 +129,7 @@ class TextInversion(Attack):
     def run(self, view: View, *, rng: torch.Generator) -> Guess:
         """Return words (n, T) for every split with hidden states, and beside them those of *alone*."""
         length, known = view.n_classes, view.aux_split
-        prior, held_out = guess_alone(view, rng)
+        (prior, held_out), copies = guess_alone(view, rng), find_copies(view)
         last = read_last_values(view, Kind.EMBEDDING, sender=view.victim)
         if widths := {h.shape[1] for h in last.values() if h.shape[1] % length}:
             raise InsufficientView(
@@ -154,10 +156,11 @@ class TextInversion(Attack):
             left, y = unknown if split != known else unknown[:0], view.aux_labels
             of_left = torch.where(right > KNOWN, read, PADDING)[left]
             at, words = torch.cat([view.aux_rows, left]), torch.cat([y, of_left])
-            tables = columns[at].cpu().numpy(), words.cpu().numpy(), {split: rest.cpu().numpy()}
+            copied = copies[known][at]
+            tables = columns[at].cpu().numpy(), replace_copies(words, copied).numpy(), {split: rest.cpu().numpy()}
             of_source, shares = fit_forests(*tables, seed)
-            source = States(releases[known][at], masks[known][at], of_source, _bin(columns[at], columns))
-            rows = States(releases[split], masks[split], shares[split], _bin(rest, columns))
+            source = States(releases[known][at], masks[known][at], of_source, _bin(columns[at], columns), copied)
+            rows = States(releases[split], masks[split], shares[split], _bin(rest, columns), copies[split])
             first, others = torch.arange(len(at)).tensor_split([len(y)])
             return Texts(source.select(first), y, rows, ReadTexts(source.select(others), read[left], right[left]))
 

@@ -16,6 +16,7 @@ from vflsec.base.layout import PADDING
 from vflsec.core.attack import Attack
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.opinion_pool import fit_out_of_bag
+from vflsec.language.copied_numbers import find_copies, replace_copies, restore_copies
 
 Words = NDArray[np.int64]
 """Words (n, T) by number."""
@@ -31,6 +32,7 @@ class TextPrior(Attack):
 
     The likeliest sentence is that of an n-gram model of two words, smoothed by the words of each position. A forest for
     each position predicts its word from own columns, and of training rows from labels, which the active party has.
+    Whole numbers that known texts copy from own columns are one word, and in each row the number of its own column.
     Held-out known rows choose between the three. It reads no message and is *alone* beside every attack on text. It has
     a guess for each position, as if all texts were as long.
 
@@ -41,7 +43,7 @@ class TextPrior(Attack):
     """
 
     name = "text-prior"
-    version = 5
+    version = 6
     baseline = True
     side = "either"
     target = "text"
@@ -66,7 +68,9 @@ class TextPrior(Attack):
 
 def guess_alone(view: View, rng: torch.Generator) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return by split words (n, T), and those (m, T) of known rows, each guessed without the row."""
-    y, seed = view.aux_labels.cpu().numpy(), int(torch.randint(2**31, (), generator=rng))
+    seed, copies = int(torch.randint(2**31, (), generator=rng)), find_copies(view)
+    of_source = copies[view.aux_split][view.aux_rows.cpu()]
+    y = replace_copies(view.aux_labels.cpu(), of_source).numpy()
     folds = list(KFold(min(FOLDS, len(y))).split(y)) if len(y) > 1 else []
     of_all: dict[str, Words] = {}
     of_known: dict[str, Words] = {}
@@ -82,7 +86,8 @@ def guess_alone(view: View, rng: torch.Generator) -> tuple[dict[str, Tensor], di
             shares, by_split = fit_forests(known[view.aux_rows.cpu().numpy()], y, {split: x}, seed)
             words["forests"], left_out["forests"] = by_split[split].guess(), shares.guess()
         best = max(left_out, key=lambda kind: _count_right(left_out[kind], y))
-        guess[split], held_out[split] = torch.from_numpy(words[best]).double(), torch.from_numpy(left_out[best])
+        guess[split] = restore_copies(torch.from_numpy(words[best]), copies[split]).double()
+        held_out[split] = restore_copies(torch.from_numpy(left_out[best]), of_source)
     return guess, held_out
 
 
@@ -103,7 +108,9 @@ def _count_right(guess: Words, y: Words) -> int:
 
 def find_commonest(y: Words) -> Words:
     """Return the commonest word of each position (T,)."""
-    return np.array([np.bincount(words[words != PADDING], minlength=1).argmax() for words in y.T])
+    unique, numbers = np.unique(y, return_inverse=True)
+    counts = np.stack([np.bincount(of_place, minlength=len(unique)) for of_place in numbers.reshape(y.shape).T])
+    return np.asarray(unique[(counts * (unique != PADDING)).argmax(axis=1)])
 
 
 def find_likeliest(y: Words) -> Words:

@@ -40,11 +40,11 @@ by how many positions they may be shifted, the most of them with shifts, and the
 class Likelihoods(Protocol):
     """The likelihoods of words by states, up to a factor."""
 
-    def draw(self, words: Tensor, rng: torch.Generator) -> Tensor:
+    def draw(self, words: Tensor, copies: Tensor, rng: torch.Generator) -> Tensor:
         """Return those (n, T, K) by states of ``words`` (n, T), by number, which get fresh noise."""
 
-    def read(self, x: Tensor) -> Tensor:
-        """Return those (n, T, K) by states (n, T, k)."""
+    def read(self, states: States) -> Tensor:
+        """Return those (n, T, K) by states."""
 
 
 class Network(nn.Module):
@@ -88,8 +88,7 @@ class Network(nn.Module):
     def fit(
         cls,
         words: Tensor,
-        mask: Tensor,
-        columns: Tensor,
+        known: States,
         others: States,
         read: ReadTexts,
         order: WordOrder,
@@ -102,8 +101,9 @@ class Network(nn.Module):
         of the sum over all words of the share of the word times its likelihood. Where a text was read before, its words
         give the likelihood.
         """
-        size, is_known = order.shares.shape[1], (words >= 0).any(dim=1)
-        words, mask, columns = words[is_known], mask[is_known], columns[is_known]
+        size, words = order.shares.shape[1], torch.cat([words, read.keep_sure()])
+        is_known, parts = (words >= 0).any(dim=1), ((s.mask, s.columns, s.copies) for s in (known, read.states))
+        words, mask, columns, copies = (x[is_known] for x in (words, *map(torch.cat, zip(*parts, strict=True))))
         usual = 0.98 * order.shares + 0.02 * order.shares.mean(dim=0) + 0.01 / size
         network = cls(usual, columns.shape[1])
         optimizer = torch.optim.AdamW(network.parameters(), RATE, weight_decay=DECAY)
@@ -115,25 +115,24 @@ class Network(nn.Module):
         parts = table.split([len(others.mask), len(read.words)])  # type: ignore[no-untyped-call]
         for states, part in zip((others, read.states), parts, strict=True):
             for at in torch.arange(len(part)).split(BATCH):  # type: ignore[no-untyped-call]
-                part[at] = channel.read(states.values[at]).float()
+                part[at] = channel.read(states.select(at)).float()
 
         def score(likely: Tensor, mask: Tensor, columns: Tensor) -> Tensor:
             share = MOST_HIDDEN * torch.rand(len(mask), 1, generator=rng)
             is_hidden = torch.rand(mask.shape, generator=rng) < share
-            scores: Tensor = network(torch.where(is_hidden[..., None], 1.0, likely), mask, columns)
-            return scores
+            return network(torch.where(is_hidden[..., None], 1.0, likely), mask, columns)  # type: ignore[no-any-return]
 
         count = max(1, min(BATCH, BATCH * SHORT // words.shape[1]))
         for _ in range(STEPS):  # with tensors of one size, padding included: others fragment the memory
             batch, rest = (torch.randint(len(x), (n,), generator=rng) for x, n in ((words, count), (table, 2 * count)))
             w, used, likely = words[batch], of_rest[rest], table[rest]
-            drawn = torch.where(w[..., None] < 0, 1.0, channel.draw(w, rng).float())
-            known = score(drawn, mask[batch], columns[batch])
+            drawn = torch.where(w[..., None] < 0, 1.0, channel.draw(w, copies[batch], rng).float())
+            scores = score(drawn, mask[batch], columns[batch])
             shares = score(likely, used, rest_columns[rest]).log_softmax(dim=2)
             is_read = rest >= len(others.mask)
             likely[is_read] = read.select(rest[is_read] - len(others.mask)).compute_shares(size).float()
             fits = (shares + likely.log()).logsumexp(dim=2)
-            loss = F.cross_entropy(known.flatten(0, 1), w.flatten(), ignore_index=-1, label_smoothing=SMOOTHING)
+            loss = F.cross_entropy(scores.flatten(0, 1), w.flatten(), ignore_index=-1, label_smoothing=SMOOTHING)
             loss = loss - (fits * used).sum() / used.sum()
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
@@ -318,19 +317,15 @@ class WordContext(NamedTuple):
             return self
         size = self.order.shares.shape[1]
 
-        def fit(words: Tensor, known: States, order: WordOrder) -> Network:
-            mask = torch.cat([known.mask, read.states.mask])
-            columns = torch.cat([known.columns, read.states.columns])
-            return Network.fit(words, mask, columns, others, read, order, channel, rng)
-
         part = torch.cat([words[~is_out], texts])
         order, repeats = WordOrder.fit(part, size), Repeats.fit(part, size)
-        network, similar = fit(part, known.select(~is_out), order), SimilarTexts.fit(words[~is_out], order)
+        network = Network.fit(words[~is_out], known.select(~is_out), others, read, order, channel, rng)
+        similar = SimilarTexts.fit(words[~is_out], order)
         trial = self._replace(order=order, repeats=repeats, network=network)
         out = is_out.nonzero()[: max(1, ENTRIES // self.order.shares.numel()), 0]  # for memory
         w, states, fits = words[out], known.select(out), dict.fromkeys(product(POWERS, AGAIN, BARS), 0.0)
         for _ in range(DRAWS):
-            likely = channel.draw(w, rng)
+            likely = channel.draw(w, states.copies, rng)
             parts = trial._expect_by_order(likely, states), trial._expect_by_network(likely, states)
             by_texts = similar.expect(likely, states.mask)
             for power, again, bar in fits:
@@ -339,13 +334,13 @@ class WordContext(NamedTuple):
                 right = F.normalize(shares, p=1, dim=2).gather(2, w.clamp_min(0)[..., None])[..., 0]
                 fits[power, again, bar] += float(right[w >= 0].clamp_min(TINY).log().sum())
         power, again, bar = max(fits, key=fits.__getitem__)
-        trial, likely = trial._replace(similar=similar, powers=(power, again), bar=bar), channel.read(states.values)
+        trial, likely = trial._replace(similar=similar, powers=(power, again), bar=bar), channel.read(states)
         shares = trial.expect(likely, states) * likely
         more = (trial.decode(likely, shares, states) == w).sum() - (shares.argmax(dim=2) == w).sum()
         every = torch.cat([words, texts])
         return trial._replace(
             order=self.order,
-            network=fit(every, known, self.order) if power else None,
+            network=Network.fit(words, known, others, read, self.order, channel, rng) if power else None,
             repeats=Repeats.fit(every, size),
             similar=SimilarTexts.fit(words, self.order),
             are_joint=bool(more > 0),

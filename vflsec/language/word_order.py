@@ -18,21 +18,24 @@ KNOWN = 0.7
 
 
 class States(NamedTuple):
-    """Hidden states of rows: values (n, T, r, d) of r releases, where words are (n, T), shares of words, and columns.
+    """Hidden states of rows: values (n, T, r, d) of r releases, where words are (n, T), and what columns tell of words.
 
-    The columns (n, c) are those of the active party, standardized, and the length of the text, which the mask tells;
-    the shares are those of a forest on them. Decoders read values (n, T, k): releases side by side, which tells how the
-    model changed, or their weighted mean, which noise changes least.
+    The columns (n, c) are those of the active party, standardized, and the length of the text, which the mask
+    tells; the shares are those of a forest on them, and the copies (n, J) words where a text copies a column.
+    Decoders read values (n, T, k): releases side by side, which tells how the model changed, or their weighted
+    mean, which noise changes least.
     """
 
     values: Tensor
     mask: Tensor
     shares: WordShares
     columns: Tensor
+    copies: Tensor
 
     def select(self, rows: Tensor) -> States:
         """Return those of some rows."""
-        return States(self.values[rows], self.mask[rows], self.shares.select(rows), self.columns[rows])
+        of_columns = self.shares.select(rows), self.columns[rows], self.copies[rows]
+        return States(self.values[rows], self.mask[rows], *of_columns)
 
     def thin(self, words: int) -> States:
         """Return evenly spaced rows with about so many positions."""
