@@ -31,10 +31,10 @@ def make_texts(share=1.0, rows=ROWS, seed=0):
     return x, words, FIRST + numbers[:, 0]
 
 
-def make_view(x, words):
+def make_view(x, words, ending=""):
     half = ROWS // 2
     features = {"train": x[:half], "test": x[half:]}
-    layout = Layout((), vocabulary=("[padding]", "[unknown]", "the", "of", *map(str, range(300))))
+    layout = Layout((), vocabulary=("[padding]", "[unknown]", "the", "of", *(f"{n}{ending}" for n in range(300))))
     return View("active", "active", 5, features, None, torch.arange(KNOWN), words[:KNOWN], layout=layout)
 
 
@@ -43,6 +43,27 @@ def test_a_column_that_texts_copy_is_told_in_each_row_of_each_split(share):
     x, words, copied = make_texts(share)
     copies = find_copies(make_view(x, words))
     assert torch.equal(torch.cat([copies["train"], copies["test"]]), copied[:, None])
+
+
+def test_copies_on_a_logarithmic_scale_and_with_letters_are_told():
+    x, words, copied = make_texts(0.6)
+    x[:, 0] = ((copied - FIRST).double().log1p() - 4.3) / 0.9
+    for ending in ("", "k"):
+        assert find_copies(make_view(x, words, ending))["test"].equal(copied[ROWS // 2 :, None])
+
+
+def test_sums_and_differences_of_columns_that_texts_copy_are_told():
+    """Three kinds of texts: with an amount and what is paid, with the rest, and with the sum."""
+    rng = make_rng(0, "sums")
+    paid, rest = torch.randint(1, 150, (2, ROWS), generator=rng)
+    words = torch.full((ROWS, 5), 2)
+    kind = torch.randint(3, (ROWS,), generator=rng)
+    words[:, 1] = FIRST + torch.where(kind == 0, paid, torch.where(kind == 1, (paid - rest).abs(), paid + rest))
+    words[:, 3] = torch.where(kind == 0, FIRST + rest, words[:, 3])
+    x = torch.stack([paid, rest, torch.randint(300, (ROWS,), generator=rng)], dim=1) / 40.0
+    copies = find_copies(make_view(x, words))["test"] - FIRST
+    expected = torch.stack([paid, rest, (paid - rest).abs(), paid + rest], dim=1)[ROWS // 2 :]
+    assert copies.equal(expected)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -114,3 +135,17 @@ def test_alone_guesses_numbers_that_texts_copy():
     guess, held_out = guess_alone(make_view(x, words), make_rng(0, "alone"))
     assert torch.equal(guess["test"][:, 1].long(), copied[ROWS // 2 :])
     assert torch.equal(held_out["test"][:, 1], copied[:KNOWN])
+
+
+def test_of_two_spellings_of_a_number_that_of_known_texts_is_copied():
+    """Words 4, 5, ... are 0, 1, ... here; the last 300 are the same numbers after zeros."""
+    x, words, copied = make_texts()
+    view = make_view(x, words)
+    longer = Layout((), vocabulary=(*view.layout.vocabulary, *(f"00{n}" for n in range(300))))
+    assert find_copies(dataclasses.replace(view, layout=longer))["test"].equal(copied[ROWS // 2 :, None])
+
+
+def test_a_number_counts_for_one_column_of_several_equal_ones():
+    x, words, copied = make_texts(0.5)
+    copies = find_copies(make_view(x[:, :1].expand(-1, 5), words))["test"]
+    assert copies.equal(copied[ROWS // 2 :, None])

@@ -474,3 +474,23 @@ def test_the_probability_that_a_word_is_right_is_that_of_the_word_which_is_chose
     decoded = decode(states, words, 100, None, has_network=True)
     assert ((decoded.words == words[100:]).double().mean() > 0.5) != are_joint
     assert (decoded.right.mean() > 0.5) != are_joint
+
+
+def test_texts_of_one_word_have_no_shifted_copies():
+    words = torch.tensor([[0], [2], [-1]])
+    similar = SimilarTexts.fit(words, WordOrder.fit(words, SIZE))
+    assert similar.words.equal(words)
+    shares, _ = similar.expect(torch.rand(2, 1, SIZE), torch.ones(2, 1, dtype=torch.bool))
+    assert shares[:, 0, 1].max() < 0.1
+
+
+def test_unit_vectors_read_more_of_many_words_than_random_ones(monkeypatch):
+    """90 words without order under noise, of which each is ten times in known texts."""
+    rng = make_rng(0, "many")
+    words = torch.randint(1, 91, (400, 6), generator=rng)
+    states = torch.randn(91, 20, generator=rng).double()[words] + torch.randn(400, 6, 20, generator=rng)
+    rates = []
+    for width in (40, 90):
+        monkeypatch.setattr(noisy_channel, "WIDTH", width)
+        rates.append(float((read(states, words, 150, None) == words[150:]).double().mean()))
+    assert rates[1] > rates[0] + 0.05

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections import Counter
+from itertools import combinations
 
 import torch
 from torch import Tensor
@@ -11,39 +13,52 @@ from vflsec.base.layout import UNKNOWN
 from vflsec.core.view import View
 
 COPIED = 2**60
-"""The number of the word that stands for a copy of the first copied column; those of others follow."""
+"""The number of the word that stands for the first kind of copies; those of others follow."""
 
-ROWS, LINES, VALUES, SURE = 300, 1000, 10, 3.0
-"""Known texts and lines that are tried for each column, the fewest values of a column, and the standard errors by which
-more texts must have the number of their own row than that of another."""
+ROWS, LINES, AT_ONCE, VALUES, ENDINGS, SHUFFLES, SURE, FAR = 300, (200, 3000, 10**5), 50, 4, 3, 8, 5.0, 1.5
+"""Known texts that are tried; the fewest and most lines for a column, lines for all columns, and lines at once; the
+fewest values of a column, the most endings of numbers, and orders of rows by chance; the standard errors by which more
+texts must have the number of their row than another, and how many times as many as with any line on shuffled rows."""
 
 
 def find_copies(view: View) -> dict[str, Tensor]:
-    """Return by split the words (n, J) that rows have where their texts copy J own columns.
+    """Return by split the words (n, J) that rows have where their texts copy own columns in J ways.
 
-    Columns are encoded, and may be in another unit than texts. Thus the line from column to number is found by pairs of
-    known rows (RANSAC: Fischler and Bolles 1981). It counts if clearly more known texts have the number of their row
-    than have one of any line on another row's value.
+    Columns are encoded, and may be in another unit than texts, or on a logarithmic scale. Thus the line from column to
+    number is found by pairs of known rows (RANSAC: Fischler and Bolles 1981). It counts if clearly more known texts
+    have the number of their row than have that of another row. So do sums and differences of two of these numbers, and
+    rounded ones. Numbers may end in letters, as in ``12k``. Columns tell numbers of seven digits, as they are float32.
     """
-    vocabulary = view.layout.vocabulary if view.layout else ()
-    of_words = [float(word) if word.isascii() and word.isdigit() else torch.nan for word in vocabulary]
-    numbers = torch.tensor(of_words, dtype=torch.double)
-    known, rng = view.features[view.aux_split][view.aux_rows].cpu().double(), torch.Generator().manual_seed(0)
-    in_texts = numbers[view.aux_labels.cpu()] if len(numbers) else torch.full(view.aux_labels.shape, torch.nan)
-    lines = list(_find_lines(known, in_texts, rng))
-    words = torch.arange(len(numbers))[numbers.isfinite()]
-    values, order = numbers[words].sort()
-    words = torch.cat([words[order], torch.tensor([UNKNOWN])])
+    rng = torch.Generator().manual_seed(0)
+    return view.memoize("find_copies", rng, lambda: _find_copies(view, rng))
 
-    def locate(x: Tensor) -> Tensor:
-        at = torch.searchsorted(values, x)
-        return words[torch.where(values[at.clamp_max(len(values) - 1)] == x, at, len(values))]
 
-    copies = {}
-    for split, x in view.features.items():
-        of_columns = [locate((slope * x[:, k].cpu().double() + shift).round()) for k, (slope, shift) in lines]
-        copies[split] = torch.stack(of_columns, dim=1) if lines else torch.zeros(len(x), 0, dtype=torch.long)
-    return copies
+def _find_copies(view: View, rng: torch.Generator) -> dict[str, Tensor]:
+    splits, vocabulary, words = sorted(view.features), view.layout.vocabulary if view.layout else (), []
+    sizes = [len(view.features[split]) for split in splits]
+    at = view.aux_rows.cpu() + sum(sizes[: splits.index(view.aux_split)])
+    columns = torch.cat([view.features[split].cpu() for split in splits]).T
+    lines = max(LINES[0], min(LINES[1], LINES[2] // max(1, len(columns))))
+    numbers = [re.fullmatch("([0-9]{1,15})([a-z]*)", word) for word in vocabulary]
+    counts = torch.bincount(view.aux_labels.cpu().flatten(), minlength=len(vocabulary))
+    for ending, _ in Counter(number[2] for number in numbers if number).most_common(ENDINGS):
+        values = torch.tensor([float(n[1]) if n and n[2] == ending else torch.nan for n in numbers], dtype=torch.double)
+        spelled = sorted(range(len(values)), key=lambda word: (int(counts[word]), -len(vocabulary[word])))
+        word_of = {float(values[word]): word for word in spelled if values[word].isfinite()}  # the commonest spelling
+        in_texts = values[view.aux_labels.cpu()].sort(dim=1).values  # those that are none are last
+        in_texts = in_texts[:, : int(in_texts.isfinite().sum(dim=1).max())]
+        copies: list[Tensor] = []
+        for column in columns:
+            copies += (copy := _expect_numbers(column.double(), in_texts, at, lines, rng))
+            in_texts = _leave_out(in_texts, *copy, at=at)
+        pairs = [x for a, b in combinations(copies, 2) for x in ((a - b).abs(), a + b)]
+        for x in (*pairs, *((a / unit).round() * unit for a in tuple(copies) for unit in (10, 100, 1000))):
+            if _measure_excess(x[at], in_texts, rng) > SURE:
+                copies.append(x)
+                in_texts = _leave_out(in_texts, x, at=at)
+        words += [torch.tensor([word_of.get(value, UNKNOWN) for value in x.tolist()]) for x in copies]
+    table = torch.stack(words, dim=1) if words else torch.zeros(sum(sizes), 0, dtype=torch.long)
+    return dict(zip(splits, table.split(sizes), strict=True))  # type: ignore[no-untyped-call]
 
 
 def replace_copies(words: Tensor, copies: Tensor) -> Tensor:
@@ -60,28 +75,56 @@ def restore_copies(words: Tensor, copies: Tensor) -> Tensor:
     return words
 
 
-def _find_lines(x: Tensor, numbers: Tensor, rng: torch.Generator) -> Iterator[tuple[int, Tensor]]:
-    """Yield the columns of ``x`` (m, c) that texts copy, with their lines, by numbers (m, T), NaN for other words."""
-    has_number = numbers.isfinite().any(dim=1)
-    x, numbers = x[has_number], numbers[has_number]
-    for column, values in enumerate(x.T if len(x) else ()):
-        if len(values.unique()) >= VALUES:
-            shuffled = values[torch.randperm(len(values), generator=rng)]
-            (line, count), (_, by_chance) = (_find_line(x, numbers, rng) for x in (values, shuffled))
-            if count - by_chance > SURE * (count + by_chance) ** 0.5:
-                yield column, line
+def _expect_numbers(column: Tensor, numbers: Tensor, at: Tensor, lines: int, rng: torch.Generator) -> list[Tensor]:
+    """Return the numbers (n,) by a column (n,), if texts of known rows ``at`` copy it, whose numbers are (m, T)."""
+    rows = numbers.isfinite().any(dim=1).nonzero()[:, 0]
+    rows = rows[torch.randperm(len(rows), generator=rng)[:ROWS]]
+    x, numbers = column[at[rows]], numbers[rows]
+    if len(x.unique()) < VALUES:  # type: ignore[no-untyped-call]
+        return []
+    tried = [(is_log, *_find_line(x, numbers, lines, rng, is_log=is_log)) for is_log in (False, True)]
+    is_log, line, excess = max(tried, key=lambda each: each[2])
+    if excess > SURE:
+        shuffled = x[torch.randperm(len(x), generator=rng)]
+        if excess > FAR * _find_line(shuffled, numbers, lines, rng, is_log=is_log)[1]:
+            return [_to_numbers(line, column, is_log=is_log).round()]
+    return []
 
 
-def _find_line(x: Tensor, numbers: Tensor, rng: torch.Generator) -> tuple[Tensor, int]:
-    """Return the slope and shift (2,) that give a number (m, T) of most texts by a column (m,), and of how many."""
-    some = torch.randperm(len(x), generator=rng)[:ROWS]
-    pairs = some[torch.randint(len(some), (2, LINES), generator=rng)]
+def _find_line(x: Tensor, numbers: Tensor, lines: int, rng: torch.Generator, *, is_log: bool) -> tuple[Tensor, float]:
+    """Return the line through two numbers (m, T) by a column (m,) that most exceeds chance, and by how much."""
+    pairs = torch.randint(len(x), (2, lines), generator=rng)
     place = (torch.rand(*pairs.shape, numbers.shape[1], generator=rng) * numbers[pairs].isfinite()).argmax(dim=2)
-    (first, second), (a, b) = x[pairs], numbers[pairs, place]
+    (first, second), (a, b) = x[pairs], numbers[pairs, place].log1p() if is_log else numbers[pairs, place]
     slope = (a - b) / (first - second)
-    lines = torch.stack([slope, a - slope * first], dim=1)[(slope != 0) & slope.isfinite()]
-    best, most = x.new_zeros(2), 0
-    for line in lines:
-        count = int((numbers[some] - (line[0] * x[some, None] + line[1])).abs().lt(0.5).any(dim=1).sum())
-        best, most = (line, count) if count > most else (best, most)
-    return best, most
+    of_lines = torch.stack([slope, a - slope * first], dim=1)[(slope != 0) & slope.isfinite()]
+    of_lines = torch.cat([of_lines, of_lines.new_zeros(1, 2)])  # at least one
+    parts = of_lines.split(AT_ONCE)  # type: ignore[no-untyped-call]
+    excess = torch.cat([_measure_excess(_to_numbers(part, x, is_log=is_log), numbers, rng) for part in parts])
+    return of_lines[excess.argmax()], float(excess.max())
+
+
+def _to_numbers(line: Tensor, x: Tensor, *, is_log: bool) -> Tensor:
+    """Return numbers (..., n) by lines (..., 2) and values (n,)."""
+    numbers = line[..., :1] * x + line[..., 1:]
+    return numbers.expm1() if is_log else numbers
+
+
+def _leave_out(numbers: Tensor, *copies: Tensor, at: Tensor) -> Tensor:
+    """Return numbers (m, T) without copies, so that each is explained once."""
+    for copy in copies:
+        numbers = numbers.masked_fill(numbers == copy[at][:, None], torch.nan)
+    return numbers
+
+
+def _measure_excess(expected: Tensor, numbers: Tensor, rng: torch.Generator) -> Tensor:
+    """Return by how many standard errors more texts (m, T) have the number (..., m) of their row than of another."""
+    orders = torch.rand(SHUFFLES, expected.shape[-1], generator=rng).argsort(dim=1)
+    count, *others = (_count_copies(expected[..., order], numbers) for order in (slice(None), *orders))
+    by_chance = torch.stack(others).double().mean(dim=0)
+    return (count - by_chance) / (by_chance + 1).sqrt()
+
+
+def _count_copies(expected: Tensor, numbers: Tensor) -> Tensor:
+    """Return how many texts (m, T) have the numbers (..., m) up to rounding."""
+    return (numbers - expected[..., None]).abs().lt(0.5).any(dim=-1).sum(dim=-1)

@@ -18,9 +18,9 @@ from vflsec.language.word_context import WordContext
 from vflsec.language.word_order import ColumnRatios, ReadTexts, States, WordOrder
 from vflsec.language.word_privacy import WordPrivacy, WordReplacement
 
-COMPONENTS, WIDTH, ROUNDS, MORE, EVIDENCE = 128, 256, 6, 2, 30
-"""Principal components of states, numbers that stand for a word without embeddings, rounds of EM before and after a
-network, and rounds of penalties."""
+COMPONENTS, WIDTH, ROUNDS, MORE, EVIDENCE = 128, 1000, 6, 2, 30
+"""Principal components of states, the most numbers that stand for a word without embeddings, rounds of EM before and
+after a network, and rounds of penalties."""
 
 AT_ONCE, POOL, SAMPLE, VOCABULARY, TINY = 10**6, 40_000, 6000, 4000, 1e-200
 """The most numbers in a table of rows that are decoded at once, words of other rows for EM, states for components, and
@@ -96,10 +96,10 @@ def fit_channel(
     """Return the words of ``rows`` that are likeliest by their states and by the other words of their text.
 
     A state is Gaussian around a linear function of the embedding of the word that was read, with one covariance for
-    all words; without a mechanism, a random vector stands for each word of known rows. The defense tells which words
-    were read for a word, known rows the order of words and what own columns say of them. A word that copies a column
-    is one word to these, and has the likelihood of the number of the row. The likelihood is raised by EM on known and
-    other rows.
+    all words; without a mechanism, a unit vector stands for each word of known rows, or for each of more than 1,000
+    words a random one. The defense tells which words were read for a word, known rows the order of words and what
+    own columns say of them. A word that copies a column is one word to these, and has the likelihood of the number
+    of the row. The likelihood is raised by EM on known and other rows.
 
     Args:
         known: m rows whose words are known, with shares by trees without the row.
@@ -296,7 +296,8 @@ class _Moments:
     def __init__(self, length: int, states: int, table: Tensor) -> None:
         self.places, self.table = torch.eye(length, dtype=torch.double), table
         width = length + table.shape[1]
-        self.inputs = torch.zeros(width, width, dtype=torch.double)
+        self.at_places = torch.zeros(width, length, dtype=torch.double)
+        self.is_unit = len(table) == table.shape[1] <= WIDTH and torch.equal(table, torch.eye(len(table)).to(table))
         self.both = torch.zeros(width, states, dtype=torch.double)
         self.states = torch.zeros(states, states, dtype=torch.double)
         self.counts, self.total = torch.zeros(len(table), dtype=torch.double), torch.zeros(())
@@ -305,8 +306,9 @@ class _Moments:
         """Add rows whose words have ``shares`` (n, T, V) and places the weight (n, T)."""
         used = weight > 0
         places = self.places.expand(len(x), -1, -1)[used]
-        inputs, s, w = torch.cat([shares[used] @ self.table, places], dim=1), x[used], weight[used][:, None]
-        self.inputs += inputs.T @ (w * inputs)
+        words = shares[used] if self.is_unit else shares[used] @ self.table
+        inputs, s, w = torch.cat([words, places], dim=1), x[used], weight[used][:, None]
+        self.at_places += inputs.T @ (w * places)
         self.both += inputs.T @ (w * s)
         self.states += s.T @ (w * s)
         self.counts += (w * shares[used]).sum(dim=0)
@@ -322,8 +324,9 @@ class _Moments:
                 "Bayesian interpolation"). Few known rows make noise look like words without it; with replaced words it
                 can find a maximum where none are told apart.
         """
-        width, inputs = self.table.shape[1], self.inputs.clone()
-        inputs[:width, :width] = self.table.T @ (self.counts[:, None] * self.table)  # of words, not of their means
+        width = self.table.shape[1]
+        words = self.table.T @ (self.counts[:, None] * self.table)  # of words, not of their means
+        inputs = torch.cat([torch.cat([words, self.at_places[:width].T]), self.at_places], dim=1)
         places, by_place = inputs.diagonal()[width:].clamp_min(1e-9), self.both[width:]
         across = inputs[:width, width:] / places  # what positions explain is left out of words and of states
         values, axes = torch.linalg.eigh(inputs[:width, :width] - across @ inputs[width:, :width])

@@ -96,7 +96,7 @@ def list_columns(view: View, split: str) -> tuple[Tensor, Tensor]:
     splits = (view.aux_split, split)
     known, rows = (view.features[name] for name in splits)
     if view.labels.keys() >= {*splits}:
-        size = 1 + max(int(view.labels[name].max()) for name in splits)
+        size = 1 + int(torch.cat([view.labels[name] for name in splits]).max())
         labels = (F.one_hot(view.labels[name], size) for name in splits)
         known, rows = (torch.cat([x, y.to(x)], dim=1) for x, y in zip((known, rows), labels, strict=True))
     return known, rows

@@ -189,7 +189,7 @@ class SimilarTexts(NamedTuple):
         most, length = MOST_TEXTS // len(SHIFTS), words.shape[1]
         words = words[list_evenly(words, most * length)]
         wide = F.pad(words, (length, length), value=-1)
-        shifted = torch.cat([wide[:, length - k : 2 * length - k] for k in SHIFTS])
+        shifted = torch.cat([wide[:, length - k : 2 * length - k] for k in SHIFTS if abs(k) < length])
         return cls(shifted, (0.9 * order.shares + 0.1 / order.shares.shape[1]).float())
 
     def expect(self, likely: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
