@@ -538,3 +538,15 @@ def test_words_of_a_large_vocabulary_are_those_of_a_small_one(monkeypatch):
     values = F.one_hot(torch.from_numpy(words), SIZE).float() * mask[..., None]
     states = text_inversion.States(values, mask, WordShares([], []), torch.zeros(len(mask), 0), mask[:, :0])
     assert torch.equal(text_inversion.fit_linear(states, torch.from_numpy(y), states), torch.from_numpy(y))
+
+
+def test_a_view_without_test_rows_gives_the_words_of_training_rows():
+    view, words = make_view()
+    labels = {"train": torch.arange(ROWS) % 2, "test": torch.zeros(0, dtype=torch.long)}
+    features = {"train": view.features["train"], "test": view.features["test"][:0]}
+    messages = tuple(message for message in view.messages if message.split == "train")
+    view = dataclasses.replace(view, features=features, labels=labels, messages=messages)
+    guess = TextInversion(decoder="linear").run(view, rng=torch.Generator().manual_seed(0))
+    assert guess.scores.keys() == {"train"}
+    assert guess.scores["train"].equal(words["train"].double())
+    assert TextPrior().run(view, rng=torch.Generator().manual_seed(0)).scores["test"].shape == (0, LENGTH)

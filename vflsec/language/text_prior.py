@@ -178,7 +178,7 @@ def fit_forests(
             shares = {name: np.tile(target.mean(axis=0), (len(x), 1)) for name, x in tables.items()}
             if len(w) > 1 and len(y) >= FOLDS:
                 forest, shares["known"] = fit_out_of_bag(known, target, seed, share=most, trees=TREES, leaf=leaf)
-                shares |= {name: forest.predict(x) for name, x in others.items()}
+                shares |= {name: forest.predict(x) for name, x in others.items() if len(x)}
             elif 1 < len(y) < FOLDS:
                 shares["known"] = (target.sum(axis=0) - target) / (len(y) - 1)
             for name, values in shares.items():
