@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from vflsec.base.layout import PADDING
 from vflsec.core.knowledge import Knowledge
 from vflsec.core.method import Trained
-from vflsec.language.copied_numbers import COPIED, replace_copies, restore_copies
+from vflsec.language.copied_words import COPIED, replace_copies, restore_copies
 from vflsec.language.word_context import WordContext
 from vflsec.language.word_order import ColumnRatios, ReadTexts, States, WordOrder
 from vflsec.language.word_privacy import WordPrivacy, WordReplacement
@@ -181,9 +181,11 @@ def fit_channel(
         likely = score.read(part)
         shares = F.normalize(context.expect(likely, part) * likely, p=1, dim=2)
         merged = score.merge(shares, part.copies)
+        merged[..., count:] *= (rows.copies[at] != PADDING)[:, None]  # a category without a word
         best = together = merged.argmax(dim=2)
         if has_network:
             together = context.decode(likely, shares, part)
+            together = torch.where(restore_copies(every[together], rows.copies[at]) == PADDING, best, together)
         best = together if context.are_joint else best
         right[at] = merged.gather(2, best[..., None])[..., 0].float()
         for words, chosen in ((each, best), (whole, together)):

@@ -17,7 +17,7 @@ from vflsec.core.message import Kind
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.regression import standardize
 from vflsec.inference.releases import read_last_values, read_releases
-from vflsec.language.copied_numbers import find_copies, replace_copies
+from vflsec.language.copied_words import find_copies, replace_copies
 from vflsec.language.noisy_channel import MECHANISM, Decoded, Mechanism, fit_channel, weigh_releases
 from vflsec.language.public_head import HEAD, find_centers, fit_head
 from vflsec.language.text_prior import TextPrior, fit_forests, guess_alone, list_columns
@@ -63,11 +63,11 @@ class TextInversion(Attack):
     transformer on the principal components of the states of all positions, so that it also learns which words
     follow which. The third knows the defense of words, if there is one, or a public head, and finds the likeliest
     words by their states, by all other words of the text, by own columns, by labels of training rows, by the length
-    of the text, by numbers that texts copy, and by similar known texts; for whole texts, words that are likely
-    together. The fourth knows the head before training, where it is public, and finds the words that give such
-    states. Folds of known rows choose between them and the guess without the federation; what is clearly worse on
-    the first ones is not fitted to others. In folds the third knows the order of words, and its network is fitted
-    to all known rows once it is chosen.
+    of the text, by numbers and categories that texts copy, and by similar known texts; for whole texts, words that
+    are likely together. The fourth knows the head before training, where it is public, and finds the words that
+    give such states. Folds of known rows choose between them and the guess without the federation; what is clearly
+    worse on the first ones is not fitted to others. In folds the third knows the order of words, and its network is
+    fitted to all known rows once it is chosen.
 
     A training row has a release in each epoch. The first and the fourth read all side by side, since each epoch has
     another model, the others their mean, since noise is drawn anew, weighted by signal and noise of each epoch. A test
@@ -103,9 +103,9 @@ class TextInversion(Attack):
     )
     fails = (
         "with noise far larger than the mean of all releases, and on words that no known row has unless a head or "
-        "embeddings of at most 4,000 words are public; copies of own columns other than whole numbers are words like "
-        "others; own columns are read by the channel decoder alone, and folds choose it by the order of words, "
-        "without the network, for time"
+        "embeddings of at most 4,000 words are public; copies of own columns other than whole numbers and categories "
+        "are words like others, and known texts with words inserted are similar only in part; own columns are read by"
+        " the channel decoder alone, and folds choose it by the order of words, without the network, for time"
     )
 
     def __init__(

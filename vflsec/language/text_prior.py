@@ -16,7 +16,7 @@ from vflsec.base.layout import PADDING
 from vflsec.core.attack import Attack
 from vflsec.core.view import Guess, Need, View
 from vflsec.inference.opinion_pool import fit_out_of_bag
-from vflsec.language.copied_numbers import find_copies, replace_copies, restore_copies
+from vflsec.language.copied_words import find_copies, replace_copies, restore_copies
 
 Words = NDArray[np.int64]
 """Words (n, T) by number."""
@@ -32,7 +32,7 @@ class TextPrior(Attack):
 
     The likeliest sentence is that of an n-gram model of two words, smoothed by the words of each position. A forest for
     each position predicts its word from own columns, and of training rows from labels, which the active party has.
-    Whole numbers that known texts copy from own columns are one word, and in each row the number of its own column.
+    What known texts copy from a column is one word, and in each row that of its own: whole numbers and categories.
     Held-out known rows choose between the three. It reads no message and is *alone* beside every attack on text. It has
     a guess for each position, as if all texts were as long.
 

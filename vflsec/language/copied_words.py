@@ -1,24 +1,27 @@
-"""Whole numbers that texts copy from columns of another party, as ``a loan of 400`` beside a column of amounts."""
+"""What texts copy from columns of another party, as ``a loan of 400`` beside a column of amounts, or a city."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterator
 from itertools import combinations
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from vflsec.base.layout import UNKNOWN
+from vflsec.base.layout import PADDING, UNKNOWN
 from vflsec.core.view import View
 
 COPIED = 2**60
 """The number of the word that stands for the first kind of copies; those of others follow."""
 
-ROWS, LINES, AT_ONCE, VALUES, ENDINGS, SHUFFLES, SURE, FAR = 300, (200, 3000, 10**5), 50, 4, 3, 8, 5.0, 1.5
+ROWS, LINES, AT_ONCE, VALUES, ENDINGS, SHUFFLES, SURE, FAR, PURE = 300, (200, 3000, 10**5), 50, 4, 3, 8, 5.0, 1.5, 0.5
 """Known texts that are tried; the fewest and most lines for a column, lines for all columns, and lines at once; the
 fewest values of a column, the most endings of numbers, and orders of rows by chance; the standard errors by which more
-texts must have the number of their row than another, and how many times as many as with any line on shuffled rows."""
+texts must have the number of their row than another, how many times as many as with any line on shuffled rows, and the
+least share of a word of a category that its texts have."""
 
 
 def find_copies(view: View) -> dict[str, Tensor]:
@@ -28,6 +31,7 @@ def find_copies(view: View) -> dict[str, Tensor]:
     number is found by pairs of known rows (RANSAC: Fischler and Bolles 1981). It counts if clearly more known texts
     have the number of their row than have that of another row. So do sums and differences of two of these numbers, and
     rounded ones. Numbers may end in letters, as in ``12k``. Columns tell numbers of seven digits, as they are float32.
+    Of a category, the word is copied that known texts of the category have more often than others.
     """
     rng = torch.Generator().manual_seed(0)
     return view.memoize("find_copies", rng, lambda: _find_copies(view, rng))
@@ -57,6 +61,7 @@ def _find_copies(view: View, rng: torch.Generator) -> dict[str, Tensor]:
                 copies.append(x)
                 in_texts = _leave_out(in_texts, x, at=at)
         words += [torch.tensor([word_of.get(value, UNKNOWN) for value in x.tolist()]) for x in copies]
+    words += _expect_words(columns, at, view.aux_labels.cpu())
     table = torch.stack(words, dim=1) if words else torch.zeros(sum(sizes), 0, dtype=torch.long)
     return dict(zip(splits, table.split(sizes), strict=True))  # type: ignore[no-untyped-call]
 
@@ -64,7 +69,7 @@ def _find_copies(view: View, rng: torch.Generator) -> dict[str, Tensor]:
 def replace_copies(words: Tensor, copies: Tensor) -> Tensor:
     """Return words (n, T) with those that copy a column replaced by the word that stands for the column."""
     for column, word in enumerate(copies.T):
-        words = torch.where((words == word[:, None]) & (word[:, None] != UNKNOWN), COPIED + column, words)
+        words = torch.where((words == word[:, None]) & (word[:, None] > UNKNOWN), COPIED + column, words)
     return words
 
 
@@ -102,6 +107,49 @@ def _find_line(x: Tensor, numbers: Tensor, lines: int, rng: torch.Generator, *, 
     parts = of_lines.split(AT_ONCE)  # type: ignore[no-untyped-call]
     excess = torch.cat([_measure_excess(_to_numbers(part, x, is_log=is_log), numbers, rng) for part in parts])
     return of_lines[excess.argmax()], float(excess.max())
+
+
+def _expect_words(columns: Tensor, at: Tensor, y: Tensor) -> list[Tensor]:
+    """Return the words (n,) of each category that known texts (m, T) of rows ``at`` copy, ``PADDING`` if unknown."""
+    has = torch.zeros(len(y), int(y.max()) + 1).scatter(1, y, 1.0)
+    has[:, [PADDING, UNKNOWN]] = 0
+
+    def match(category: Tensor, left_out: Tensor) -> Tensor:
+        """Return the word (m,) that texts of the category of a row have more often than others, without the row."""
+        unit, total = F.one_hot(category).to(has), has.sum(dim=0) - left_out[:, None] * has
+        both = (unit.T @ has)[category] - left_out[:, None] * has
+        expected = (unit.sum(dim=0)[category] - left_out)[:, None] * has.mean(dim=0)
+        score = (both - expected) / (expected + 1).sqrt()
+        best, word = torch.where((both > 1) & (both > PURE * total), score, 0).max(dim=1)
+        return torch.where(best > 1, word, PADDING)
+
+    words = []
+    for category in _list_categories(columns):
+        of_known = category[at]
+        while True:
+            word = match(of_known, torch.ones(len(at)))
+            hit, usual = has.gather(1, word[:, None])[:, 0], has.mean(dim=0)[word]
+            if (hit - usual).sum() <= SURE * ((usual * (1 - usual)).sum() + 1).sqrt():
+                break
+            of_category = torch.full((int(category.max()) + 1,), PADDING)
+            of_category[of_known] = match(of_known, torch.zeros(len(at)))
+            words.append(of_category[category])
+            has.scatter_(1, words[-1][at][:, None], 0.0)
+    return words
+
+
+def _list_categories(columns: Tensor) -> Iterator[Tensor]:
+    """Yield the numbers (n,) of categories by columns (c, n) that are side by side and one-hot."""
+    category, size = torch.zeros(columns.shape[1], dtype=torch.long), 0
+    for column in (*columns, torch.full(columns.shape[1:], torch.nan)):
+        is_binary = bool(((column == 0) | (column == 1)).all())
+        if not is_binary or bool(((category > 0) & (column > 0)).any()):
+            if size > 1:
+                yield category
+            category, size = torch.zeros_like(category), 0
+        if is_binary:
+            size += 1
+            category = torch.where(column > 0, size, category)
 
 
 def _to_numbers(line: Tensor, x: Tensor, *, is_log: bool) -> Tensor:

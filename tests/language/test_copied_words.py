@@ -1,15 +1,16 @@
-"""Numbers that texts copy from columns of the party that reads: planted lines, and columns that no text copies."""
+"""What texts copy from columns of the party that reads: planted lines and cities, and columns that no text copies."""
 
 import dataclasses
 import math
 
 import pytest
 import torch
+from torch.nn import functional as F
 
-from vflsec.base.layout import UNKNOWN, Layout
+from vflsec.base.layout import PADDING, UNKNOWN, Layout
 from vflsec.base.seeds import make_rng
 from vflsec.core.view import View
-from vflsec.language.copied_numbers import COPIED, find_copies, replace_copies, restore_copies
+from vflsec.language.copied_words import COPIED, find_copies, replace_copies, restore_copies
 from vflsec.language.noisy_channel import _Gaussians, fit_channel
 from vflsec.language.text_prior import fit_forests, guess_alone
 from vflsec.language.word_order import States
@@ -149,3 +150,43 @@ def test_a_number_counts_for_one_column_of_several_equal_ones():
     x, words, copied = make_texts(0.5)
     copies = find_copies(make_view(x[:, :1].expand(-1, 5), words))["test"]
     assert copies.equal(copied[ROWS // 2 :, None])
+
+
+def make_cities():
+    """Two numbers around one-hot columns of 12 cities and 3 tones; known texts name the city, and 60 % of others do."""
+    rng = make_rng(0, "cities")
+    city, tone = torch.randint(12, (ROWS,), generator=rng), torch.randint(3, (ROWS,), generator=rng)
+    words = torch.randint(2, FIRST, (ROWS, 5), generator=rng)
+    place = torch.randint(5, (ROWS, 1), generator=rng)
+    names = (torch.rand(ROWS, 1, generator=rng) < 0.6) | (torch.arange(ROWS) < KNOWN)[:, None]
+    words.scatter_(1, place, torch.where(names, FIRST + city[:, None], words.gather(1, place)))
+    x = torch.randn(ROWS, 2, generator=rng)
+    one_hot = F.one_hot(city, 12).float(), F.one_hot(tone, 3).float()
+    return torch.cat([x[:, :1], *one_hot, x[:, 1:]], dim=1), words, FIRST + city
+
+
+def test_categories_whose_words_texts_have_anywhere_are_told_and_others_are_not():
+    x, words, cities = make_cities()
+    view = make_view(x, words)
+    view = dataclasses.replace(view, layout=Layout((), vocabulary=tuple(f"word-{k}" for k in range(300))))
+    assert find_copies(view)["test"].equal(cities[ROWS // 2 :, None])
+
+
+def test_a_category_that_no_known_text_has_names_no_word():
+    x, words, cities = make_cities()
+    is_known = torch.arange(ROWS) < KNOWN
+    words = torch.where((cities == FIRST)[:, None] & is_known[:, None], 2, words)
+    view = make_view(x, words)
+    view = dataclasses.replace(view, layout=Layout((), vocabulary=tuple(f"word-{k}" for k in range(300))))
+    cities = torch.where(cities == FIRST, PADDING, cities)
+    assert find_copies(view)["test"].equal(cities[ROWS // 2 :, None])
+    rng = make_rng(0, "states")
+    states = torch.randn(20, 12, generator=rng)[words] + torch.randn(ROWS, 5, 12, generator=rng)
+    copies = cities[:, None]
+    y = replace_copies(words[:KNOWN], copies[:KNOWN]).numpy()
+    of_known, shares = fit_forests(x[:KNOWN].numpy(), y, {"all": x.numpy()}, 0)
+    every = States(states, words > 0, shares["all"], x, copies)
+    known, rows = every.select(torch.arange(KNOWN)), every.select(torch.arange(KNOWN, ROWS))
+    decoded = fit_channel(known._replace(shares=of_known), words[:KNOWN], rows, None, has_network=True)
+    assert (decoded.words > UNKNOWN).all()
+    assert (decoded.texts > UNKNOWN).all()
