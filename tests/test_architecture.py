@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 GUESTS = ("companies", "language", "papers")
 PLUGINS = ("attacks", "defenses", "protocols")
 
-HOUSE_LINES, HOUSE_FILES, GUEST_LINES = 57_187, 298, 11_168
+HOUSE_LINES, HOUSE_FILES, GUEST_LINES = 57_187, 298, 11_175
 """The most lines and files without the guests, and the most lines of guests. Lower them; a rise names its reason."""
 
 COMMANDS = """

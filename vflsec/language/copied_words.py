@@ -17,11 +17,16 @@ from vflsec.core.view import View
 COPIED = 2**60
 """The number of the word that stands for the first kind of copies; those of others follow."""
 
-ROWS, LINES, AT_ONCE, VALUES, ENDINGS, SHUFFLES, SURE, FAR, PURE = 300, (200, 3000, 10**5), 50, 4, 3, 8, 5.0, 1.5, 0.5
+ROWS, LINES, AT_ONCE, VALUES, ENDINGS = 300, (200, 3000, 10**5), 50, 4, 3
 """Known texts that are tried; the fewest and most lines for a column, lines for all columns, and lines at once; the
-fewest values of a column, the most endings of numbers, and orders of rows by chance; the standard errors by which more
-texts must have the number of their row than another, how many times as many as with any line on shuffled rows, and the
-least share of a word of a category that its texts have."""
+fewest values of a column, and the most endings of numbers."""
+
+SHUFFLES, SURE, FAR = 8, 5.0, 1.5
+"""Orders of rows by chance, the standard errors by which more texts must have the number of their row than another, and
+how many times as many as with any line on shuffled rows."""
+
+MOST, PURE = 2000, 0.5
+"""Known texts that tell words of categories, and the least share of a word of a category that its texts have."""
 
 
 def find_copies(view: View) -> dict[str, Tensor]:
@@ -111,6 +116,8 @@ def _find_line(x: Tensor, numbers: Tensor, lines: int, rng: torch.Generator, *, 
 
 def _expect_words(columns: Tensor, at: Tensor, y: Tensor) -> list[Tensor]:
     """Return the words (n,) of each category that known texts (m, T) of rows ``at`` copy, ``PADDING`` if unknown."""
+    some = torch.linspace(0, len(y) - 1, min(len(y), MOST)).long()  # for memory
+    at, y = at[some], y[some]
     has = torch.zeros(len(y), int(y.max()) + 1).scatter(1, y, 1.0)
     has[:, [PADDING, UNKNOWN]] = 0
 
