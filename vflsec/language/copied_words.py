@@ -39,7 +39,7 @@ def find_copies(view: View) -> dict[str, Tensor]:
     Of a category, the word is copied that known texts of the category have more often than others.
     """
     rng = torch.Generator().manual_seed(0)
-    return view.memoize("find_copies", rng, lambda: _find_copies(view, rng))
+    return view.memoize(f"copies in the text of {view.victim}", rng, lambda: _find_copies(view, rng))
 
 
 def _find_copies(view: View, rng: torch.Generator) -> dict[str, Tensor]:
