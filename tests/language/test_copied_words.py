@@ -67,6 +67,15 @@ def test_sums_and_differences_of_columns_that_texts_copy_are_told():
     assert copies.equal(expected)
 
 
+def test_rounded_numbers_of_a_column_that_texts_copy_are_told():
+    """Half of the texts have the number of the column, the others that number rounded to tens."""
+    x, words, copied = make_texts()
+    tens = FIRST + 10 * ((copied - FIRST) / 10).round().long()
+    is_rounded = torch.arange(ROWS) % 2 == 0
+    words = torch.where((words == copied[:, None]) & is_rounded[:, None], tens[:, None], words)
+    assert find_copies(make_view(x, words))["test"].equal(torch.stack([copied, tens], dim=1)[ROWS // 2 :])
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_columns_that_no_text_copies_are_none(seed):
     x, words, _ = make_texts(share=0.0, seed=seed)

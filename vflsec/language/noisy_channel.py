@@ -59,7 +59,7 @@ class Decoded(NamedTuple):
     Attributes:
         words: the likeliest of each position, or ``texts`` where held-out texts say that more of these are right.
         texts: those that are likely together.
-        right: the probabilities of the likeliest words of each position; None if the decoder has none.
+        right: the probabilities (n, T) of ``words``; None if the decoder has none.
     """
 
     words: Tensor
